@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from edge_opt.base.atomic import AnyPath, replacing, resolve_target
+from edge_opt.base.atomic import AnyPath, path_of, replacing, resolve_target
 from edge_opt.base.errors import EdgeOptError, UsageError, unknown
 from edge_opt.base.record import Record, from_dict
 from edge_opt.base.words import Progress
@@ -140,11 +140,12 @@ def build(
         OutputError: the disk is full, or the output cannot be written.
     """
     began = time.perf_counter()
-    output = Path(output)
+    output = path_of(output, "the output")
+    source = path_of(source, "the source")
     folder = work_folder(output) if work is None else Path(work)
-    _check_output(output, Path(source), folder, overwrite=overwrite)
+    _check_output(output, source, folder, overwrite=overwrite)
     vendor, chip = _chip_of(soc)
-    given = look_at(Path(source))
+    given = look_at(source)
     facts = _target(vendor, chip, target)
     libraries = _libraries(vendor, Compiler(chip, sdk=sdk))
     lengths = _lengths(given, prefill, cache)
@@ -325,7 +326,7 @@ def _texts(
         raise UsageError(f"{given.path} is quantized already: leave out prompts=...")
     if given.kind is not Kind.QUANTIZED and prompts is None:
         raise UsageError(f"calibrating a {given.kind} needs prompts: give prompts=FILE.jsonl")
-    every = [] if prompts is None else read_prompts(Path(prompts))
+    every = [] if prompts is None else read_prompts(path_of(prompts, "prompts"))
     if held_out is not None and not evaluate:
         raise UsageError("held_out=... and evaluate=False exclude each other: leave one out")
     if held_out is not None and given.kind is not Kind.CHECKPOINT:
