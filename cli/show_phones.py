@@ -87,18 +87,42 @@ def _time(seconds: float) -> str:
 
 
 def show_build(result: BuildResult) -> None:
-    """Print warnings, each signature's outcome, the quality, and the bundle."""
+    """Print warnings, then four lines: the bundle, its estimated times, its quality, and the next command."""
     output.say(*(f"Warning: {warning}" for warning in result.warnings))
-    output.say(*result.optimized["notes"], *result.caches["notes"])
-    if result.evaluation is not None:
-        output.say(*(evaluation_lines(result.evaluation) if result.evaluation.models else ()))
-        output.say(result.evaluation.note)
     written = Path(str(result.output))
     file = f"{written} ({size(written.stat().st_size)})"
     output.say(f"{file} for {result.chip} ({result.vendor}), in {_time(result.seconds)}.")
+    output.say(_estimates(result), _quality(result))
     output.say(
-        f"The uncompiled bundle, {result.converted}, also runs on this machine (page Run on Android)."
+        f"Next: adb push {written} /data/local/tmp/ (page Run on Android); {result.converted} runs on this machine."
     )
+
+
+def _estimates(result: BuildResult) -> str:
+    """Each signature's estimate before and after, on one line."""
+    parts: list[str] = []
+    for gain in result.optimized.get("signatures", ()):
+        before = gain["before"] and gain["before"]["time"]
+        after = gain[{"converted": "after", "exported": "before"}[gain["kept"]]]
+        if before and after and after["time"]:
+            milliseconds = f"{before['us'] / 1000:.3f} -> {after['time']['us'] / 1000:.3f} ms"
+            parts.append(f"{gain['signature']} {milliseconds}")
+    if not parts:
+        return "No estimate of time."
+    return f"{', '.join(parts)}, as the compiler estimates; no phone was timed."
+
+
+def _quality(result: BuildResult) -> str:
+    """The bundle's perplexity with its error, on one line, and its divergence in the emulator."""
+    evaluation = result.evaluation
+    if evaluation is None or not evaluation.models:
+        return "Not evaluated." if evaluation is None else evaluation.note
+    bundle, *emulated = evaluation.models[1:]
+    parts = [
+        f"Perplexity {_ratio_and_error(bundle)} times the checkpoint's on {bundle.tokens} tokens"
+    ]
+    parts += [f"mean KL {_number(one.kl, '{:.4f}')} in the NPU's emulator" for one in emulated]
+    return f"{', '.join(parts)}. {evaluation.note}"
 
 
 def evaluation_lines(evaluation: Evaluation) -> list[str]:
@@ -120,10 +144,14 @@ def _score_row(model: ModelScore) -> tuple[str, ...]:
         f"{model.source}, in the NPU's emulator" if model.on_npu else model.source,
         str(model.tokens),
         _number(model.perplexity, "{:.2f}", "no number"),
-        _number(model.ratio, "{:.3f}") + _number(model.ratio_error or None, " ± {:.3f}", ""),
+        _ratio_and_error(model),
         _number(agreement, "{:.1f} %"),
         _number(model.kl, "{:.4f}"),
     )
+
+
+def _ratio_and_error(model: ModelScore) -> str:
+    return _number(model.ratio, "{:.3f}") + _number(model.ratio_error or None, " ± {:.3f}", "")
 
 
 def _number(value: float | None, text: str, otherwise: str = "-") -> str:

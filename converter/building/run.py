@@ -30,6 +30,7 @@ from edge_opt.building.recipe import (
     run_recipe,
 )
 from edge_opt.building.sections import faults
+from edge_opt.building.settings import check_settings
 from edge_opt.building.source import Given, Kind, look_at
 from edge_opt.building.stages import BuildCheckError, Input, Stage, StageReport, Stages
 from edge_opt.conversion.models import find_unsound
@@ -148,7 +149,8 @@ def build(
     given = look_at(source)
     facts = _target(vendor, chip, target)
     libraries = _libraries(vendor, Compiler(chip, sdk=sdk))
-    lengths = _lengths(given, prefill, cache)
+    settings = {**(settings or {}), **_lengths(given, prefill, cache)}
+    check_settings(given, settings)
     steps = recipe(given.kind, weights, narrow_weights=vendor == _NARROW_WEIGHTS)
     limit = _limit(max_perplexity_ratio, weights)
     rounding = {"ratio": limit, "plan": _plan(plan, weights)}
@@ -167,7 +169,7 @@ def build(
         )
         origin = Input(given.path, stages.digest_of(given.files, given.files[0].parent))
         run.files = dict.fromkeys(SOURCES[given.kind], origin) | _written(texts.calibration, folder)
-        _configure(run, result, given, {**(settings or {}), **lengths})
+        _configure(run, result, given, settings)
         quantized = run_recipe(run, steps, result.settings, result.caches["window"], rounding)
         _check_sound(quantized.path)
         compiling = result.settings["compile"]
