@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Annotated, Any
 
-from edge_opt.base.errors import EdgeOptError, UsageError, unknown
+from edge_opt.base.errors import EdgeOptError, OutputError, UsageError, unknown
 from edge_opt.cli import options, output
 from edge_opt.cli.options import argument, expert, option, read_shapes
 
@@ -15,7 +15,9 @@ def convert(
     *,
     destination: Annotated[
         Path | None,
-        option("Output file. Default: NAME.opt.tflite beside IN.", "<OUT>", "-o", "--output"),
+        option(
+            "Output file or folder. Default: NAME.opt.tflite beside IN.", "<OUT>", "-o", "--output"
+        ),
     ] = None,
     target: options.TargetOption = None,
     reports: Annotated[
@@ -87,7 +89,12 @@ def convert(
         result = error.result
         failure = error
     for path in reports:
-        conversion_report(result, target=target).write(path, overwrite=overwrite)
+        try:
+            conversion_report(result, target=target).write(path, overwrite=overwrite)
+        except OutputError as error:
+            error.args = (f"{error}; the model is complete: {result.output or 'not written'}",)
+            error.result = result
+            raise
     if failure is not None:
         raise failure
     output.answer(
@@ -105,7 +112,8 @@ def inspect(
         bool, option("Also infer all shapes; exit 1 if any differs.", None, "--shapes")
     ] = False,
     node_data: Annotated[
-        Path | None, option("Write an overlay for Model Explorer.", "<FILE.json>")
+        Path | None,
+        option("Write the sites for Model Explorer's --node_data_paths.", "<FILE.json>"),
     ] = None,
     as_text: Annotated[
         bool, option("Print the whole model as text instead.", None, "--text")

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Literal, get_args
 
-from edge_opt.base.atomic import AnyPath, resolve_target
+from edge_opt.base.atomic import AnyPath, path_of, resolve_target
 from edge_opt.base.errors import EdgeOptError, UsageError, match_names, unknown
 from edge_opt.base.words import Progress
 from edge_opt.conversion import models
@@ -65,7 +65,7 @@ def convert(
 
     Args:
         source: a .tflite file, its bytes, a .litertlm bundle, a loaded `Model`, or what `litert_torch.convert` returns.
-        output: where to write; if None, `<stem>.opt<suffix>` beside a source file.
+        output: where to write; in a folder, or if None beside the source file, `<stem>.opt<suffix>`.
         target: the name of a bundled target or of a chip, the path of a target file, or a `Target`; "generic" if None.
         skip: names of passes (`edge_opt.passes.PASSES`) to skip.
         passes: the passes to run, in this order, by name or as objects; default: all of `edge_opt.passes.PASSES`.
@@ -206,9 +206,12 @@ def _destination(
         output = default_output(path, opened.suffix)
     if output is None:
         return None
+    output = path_of(output, "an output")
+    if output.is_dir() and path is not None:
+        output /= default_output(path, opened.suffix).name
     check_suffix(output, opened.suffix)
     resolve_target(output, overwrite=overwrite, inputs=[path])
-    return Path(output)
+    return output
 
 
 @contextmanager
