@@ -24,6 +24,9 @@ def convert(
         list[Path] | None,
         option("Write a report: .json, .md or .html; repeatable.", "<FILE>", "--report"),
     ] = None,
+    profile: Annotated[
+        bool, option("In reports, draw NPU estimates before and after.", None, "--profile")
+    ] = False,
     verify: Annotated[
         options.Verify,
         option("regions: every rewrite; full: also the whole models; none: nothing."),
@@ -68,6 +71,8 @@ def convert(
         check_report_path(
             path, overwrite=overwrite, others=(source, destination, *reports[:number])
         )
+    drawing = _drawing(target, reports, dry_run=dry_run) if profile else None
+    gain = None
     try:
         with output.bar(wanted=not quiet) as progress:
             result = convert(
@@ -85,12 +90,14 @@ def convert(
                 overwrite=overwrite,
                 progress=progress,
             )
+            if drawing is not None:
+                gain = drawing([source, Path(str(result.output))], progress=progress)
     except (SitesSkippedError, DifferenceFoundError) as error:
         result = error.result
         failure = error
     for path in reports:
         try:
-            conversion_report(result, target=target).write(path, overwrite=overwrite)
+            conversion_report(result, target=target, gain=gain).write(path, overwrite=overwrite)
         except OutputError as error:
             error.args = (f"{error}; the model is complete: {result.output or 'not written'}",)
             error.result = result
@@ -101,6 +108,22 @@ def convert(
         result, lambda found: show_conversion(found, reports), as_json=as_json, quiet=quiet
     )
     return output.EXIT_BUG if any(site.is_bug for site in result.sites) else 0
+
+
+def _drawing(target: str | None, reports: list[Path], *, dry_run: bool) -> Any:
+    """`draw_gain` for the target's chip; UsageError if there will be no report or no output, or no compiler."""
+    from functools import partial
+
+    from edge_opt.npu import draw_gain
+    from edge_opt.npu.vendors import backend_of
+    from edge_opt.targets.chips import find_chip
+
+    if dry_run or not reports:
+        raise UsageError("--profile draws in a --report, of a model that is written: change these")
+    chip = find_chip(target or "")
+    compiler = options.compiler_of(None, chip and chip[1])
+    backend_of(compiler.chip).check_installed(compiler)
+    return partial(draw_gain, compiler=compiler)
 
 
 def inspect(

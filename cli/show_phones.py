@@ -1,13 +1,14 @@
 """Prints the progress and result of `build`, and the tables of `evaluate`, `profile` and `tune`."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from edge_opt.base.words import size
 from edge_opt.building import BuildResult, StageReport
 from edge_opt.building.evaluation import Evaluation, ModelScore
 from edge_opt.cli import output
+from edge_opt.inspection.report import Part, Table, to_html
 from edge_opt.npu import Figures, Profile, TimeEstimate, Tuning
 
 _FIGURES = ("on NPU", "est. ms", "spill", "fill", "read", "written")
@@ -16,20 +17,41 @@ _MINUTE = 60
 
 def show_profiles(profiles: Sequence[Profile]) -> None:
     """Print a table of signatures for each model."""
-    first = profiles[0]
+    output.say(_settings(profiles[0]))
+    for model, rows in _tables(profiles):
+        output.say("", model, *output.table(rows))
+    output.say("", *_notes(profiles))
+
+
+def profile_page(profiles: Sequence[Profile], gain: tuple[str, Table, str]) -> str:
+    """The profiles as an HTML page that begins with the picture of the gain."""
+    title, rows, note = gain
+    sections: list[tuple[str, Part]] = [
+        (title, rows),
+        ("Limits of the estimates", note),
+        *_tables(profiles),
+    ]
+    sections += [("Notes", note) for note in _notes(profiles)]
+    return to_html(profiles[-1].model, _settings(profiles[0]), sections)
+
+
+def _settings(first: Profile) -> str:
     flags = " ".join(first.flags) or "the defaults of the compiler"
-    output.say(f"{first.chip}, {_versions(first.versions)}; flags: {flags}")
-    base = {one.signature: one.time for one in first.signatures}
+    return f"{first.chip}, {_versions(first.versions)}; flags: {flags}"
+
+
+def _notes(profiles: Sequence[Profile]) -> dict[str, None]:
+    return dict.fromkeys(note for entry in profiles for note in entry.notes)
+
+
+def _tables(profiles: Sequence[Profile]) -> Iterator[tuple[str, Table]]:
+    """A table of signatures for each model, with times relative to the first model's."""
+    base = {one.signature: one.time for one in profiles[0].signatures}
     for entry in profiles:
-        rows = [
-            (one.signature, *_columns(one), _ratio(one.time, base.get(one.signature)))
-            for one in entry.signatures
-        ]
-        output.say("", entry.model, *output.table([("signature", *_FIGURES, "x first"), *rows]))
-    notes: dict[str, None] = {}
-    for entry in profiles:
-        notes |= dict.fromkeys(entry.notes)
-    output.say("", *notes)
+        rows: Table = [("signature", *_FIGURES, "x first")]
+        for one in entry.signatures:
+            rows.append((one.signature, *_columns(one), _ratio(one.time, base.get(one.signature))))
+        yield entry.model, rows
 
 
 def _versions(versions: Mapping[str, str]) -> str:

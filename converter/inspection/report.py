@@ -37,6 +37,7 @@ _NO_LINT = "No known problems with the result on this target."
 _MARKS = re.compile(
     r"[\\`*\[\]|~$]|:(?=//)|(?<=www)\.|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|#(?=\s*$)"
 )
+_BARS = re.compile("█+|░+")
 _TAGS = {"&": "&amp;", "<": "&lt;"}
 
 Table = list[tuple[str, ...]]
@@ -49,13 +50,15 @@ Part = str | Table | Example
 class Report(Record):
     """Report of a conversion; `lint` has (severity, sentence) pairs about the result.
 
-    `origin`: date, versions, and digests of the files, by name. A pickled report has no example.
+    `origin`: date, versions, and digests of the files, by name. `gain`: NPU estimates, as title, table and note. A
+    pickled report has no example.
     """
 
     result: ConversionResult
     example: Example | None = None
     lint: Sequence[tuple[str, str]] = ()
     origin: Mapping[str, str] = field(default_factory=dict)
+    gain: tuple[str, Table, str] | None = None
 
     _only_here = ("example",)
 
@@ -89,6 +92,10 @@ class Report(Record):
             )
         findings: Table = [("severity", "finding"), *self.lint]
         yield f"Findings for {result.target}", findings if self.lint else _NO_LINT
+        if self.gain is not None:
+            title, rows, note = self.gain
+            yield title, [*rows]
+            yield "Limits of the estimates", note
         if self.example is not None:
             yield f"One block of {self.example.signature}", self.example
         yield (
@@ -104,6 +111,7 @@ class Report(Record):
             "origin": dict(self.origin),
             "summary": self.summary,
             "lint": [{"severity": severity, "message": message} for severity, message in self.lint],
+            "gain": self.gain,
             "example": None if self.example is None else self.example.to_dict(),
         }
 
@@ -155,8 +163,13 @@ def check_report_path(
         )
 
 
-def conversion_report(result: ConversionResult, *, target: TargetLike | None = None) -> Report:
-    """The report of a conversion, with findings for `target` (as for `convert`).
+def conversion_report(
+    result: ConversionResult,
+    *,
+    target: TargetLike | None = None,
+    gain: tuple[str, Table, str] | None = None,
+) -> Report:
+    """The report of a conversion, with findings for `target` (as for `convert`), and estimates (see `Report.gain`).
 
     Raises:
         UsageError: the target is unknown.
@@ -175,7 +188,7 @@ def conversion_report(result: ConversionResult, *, target: TargetLike | None = N
         if path is not None and Path(path).is_file():
             with Path(path).open("rb") as file:
                 origin[f"{name}, SHA-256"] = hashlib.file_digest(file, "sha256").hexdigest()
-    return Report(result, find_example(result), findings, origin)
+    return Report(result, find_example(result), findings, origin, gain)
 
 
 def to_markdown(
@@ -218,6 +231,12 @@ def _text(text: str) -> str:
     return _MARKS.sub(lambda match: f"\\{match[0]}", plain)
 
 
+def _bar(found: re.Match[str]) -> str:
+    """A run of block characters as a coloured bar."""
+    kind = "after" if found[0].startswith("█") else "before"
+    return f'<i class="{kind}" style="width:{len(found[0]) / 2}em"></i>'
+
+
 def to_html(title: str, summary: str, sections: Iterable[tuple[str, Part]]) -> str:
     """Render the report as a page; each section has a title and one part."""
     from markdown_it import MarkdownIt  # noqa: PLC0415 - not needed for other formats
@@ -227,4 +246,5 @@ def to_html(title: str, summary: str, sections: Iterable[tuple[str, Part]]) -> s
     style = (page / "page.css").read_text()
     text = to_markdown(title, summary, sections, drawn=False)
     body = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
+    body = _BARS.sub(_bar, body)
     return Template(frame).substitute(title=html.escape(one_line(title)), style=style, body=body)
