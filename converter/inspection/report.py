@@ -73,15 +73,12 @@ class Report(Record):
     def sections(self) -> Iterator[tuple[str, Part]]:
         """Sections of the Markdown and HTML formats, in order."""
         result = self.result
-        heads = (
-            "pass",
-            "signature",
-            "site",
-            "heads",
-            "verdict",
-            "reason, or result of verification",
-        )
+        heads = ("site", "heads", "verdict", "reason, or result of verification")
         sites: Table = [*map(_site_row, result.sites)]
+        if self.gain is not None:
+            title, rows, note = self.gain
+            yield title, [*rows]
+            yield "Limits of the estimates", note
         yield "Signatures", entry_points(result)
         yield "Sites", [heads, *sites] if sites else "No pass applies to this model."
         if result.whole:
@@ -92,10 +89,6 @@ class Report(Record):
             )
         findings: Table = [("severity", "finding"), *self.lint]
         yield f"Findings for {result.target}", findings if self.lint else _NO_LINT
-        if self.gain is not None:
-            title, rows, note = self.gain
-            yield title, [*rows]
-            yield "Limits of the estimates", note
         if self.example is not None:
             yield f"One block of {self.example.signature}", self.example
         yield (
@@ -135,15 +128,8 @@ class Report(Record):
 
 
 def _site_row(site: Verdict) -> tuple[str, ...]:
-    why = site.reason or proof(site)
-    return (
-        site.pass_name,
-        site.signature,
-        str(site.index),
-        str(site.heads or ""),
-        str(site.status),
-        why,
-    )
+    where = f"{site.pass_name} {site.signature}#{site.index}"
+    return where, str(site.heads or ""), str(site.status), site.reason or proof(site)
 
 
 def check_report_path(

@@ -17,8 +17,10 @@ from edge_opt.npu.vendors import backend_of
 
 _PRODUCT = "FULLY_CONNECTED"
 _LAYERS = 2
-_BARS = {"before": "░", "after": "█"}
-_LONGEST = 16  # characters of a bar
+_FIRST = "before"
+_BARS = {_FIRST: "░", "after": "█"}
+_LONGEST = 14  # characters of a bar
+_PARTS = ("all layers", "attention", "feed-forward", "norms", "logits")
 
 
 def draw_gain(
@@ -61,13 +63,15 @@ def draw_gain(
             times["logits", version] = times["all layers", version] - _us(below)
     rows: Table = [("", "", "estimated", "")]
     longest = max(times.values())
-    for part in dict.fromkeys(part for part, _ in times):
+    for part in (one for one in _PARTS if (one, _FIRST) in times):
         for version in versions:
             us = max(0, times[part, version])
-            rows.append((part, version, f"{us / 1000:.3f} ms", _bar(version, us / longest)))
+            name = part if version == _FIRST else ""
+            rows.append((name, version, f"{us / 1000:.3f} ms", _bar(version, us / longest)))
     for version, spill in spills.items():
         share = spill / (max(spills.values()) or 1)
-        rows.append(("spill, all layers", version, size(spill), _bar(version, share)))
+        name = "spill" if version == _FIRST else ""
+        rows.append((name, version, size(spill), _bar(version, share)))
     note = (
         f"Attention, feed-forward and norms are those of the first {_LAYERS} layers. Estimates for {judge.chip}; not "
         "timed on a phone."
