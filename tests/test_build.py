@@ -398,6 +398,8 @@ BAD: dict[str, Change] = {
     "has no tokenizer": put("gemma/tokenizer.json", None),
     "has no weights": put(WEIGHT_FILE, None),
     "is truncated, it has 9 bytes: copy": put(WEIGHT_FILE, WEIGHTS[:-1]),
+    "is truncated, it has 36 bytes: copy": put(
+        WEIGHT_FILE, (28).to_bytes(8, "little") + b'{"w":{"data_offsets":[0,4]}}'),
     "has a damaged header": put(WEIGHT_FILE, WEIGHTS[:-1] + b"]"),
     "has no config.json, but .*gemma has one: give that folder": lambda place: {"source": place.folder},
     "is a file of weights": lambda place: {"source": place.folder / WEIGHT_FILE},

@@ -28,7 +28,7 @@ AnyPath = str | os.PathLike[str]
 """A file's path, as callers give it."""
 
 
-def path_of(given: AnyPath, what: str) -> Path:
+def path_of(given: object, what: str) -> Path:
     """`given` as a path; UsageError for anything else, which the message calls `what`."""
     if isinstance(given, str | os.PathLike):
         return Path(given)
