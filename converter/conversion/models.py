@@ -85,7 +85,7 @@ def find_notes(
             if earlier == target:
                 continue
             text = (
-                f"{opened.path or 'the model'} was converted for target '{earlier}', which cannot be undone: for "
+                f"{opened.path or 'the model'} was converted for target '{earlier}', which cannot be reverted: for "
                 f"'{target}', give the original file"
             )
             if not dry_run:
