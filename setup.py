@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: which files of testdata/ are installed, and the README's links on a package index.
+"""What pyproject.toml cannot say: which files of testdata/ are installed, and the links on a package index.
 
 Scripts beside the bundled models stay out of the wheel: they need exporters that nobody installs to run edge-opt, and
 import each other as scripts. Links relative to the repository would be broken on a package index.
@@ -34,8 +34,20 @@ def long_description() -> str:
     return re.sub(relative, r"\1", re.sub(f"!{relative}\n\n", "", text))
 
 
+def project_urls() -> dict[str, str]:
+    """Links beside the description on a package index; none without the repository in EDGE_OPT_REPO_URL."""
+    url = os.environ.get("EDGE_OPT_REPO_URL")
+    if not url:
+        return {}
+    pages = {"Documentation": "docs/index.md", "Changelog": "CHANGELOG.md"}
+    return {"Repository": url, "Issues": f"{url}/issues"} | {
+        name: f"{url}/blob/HEAD/{page}" for name, page in pages.items()
+    }
+
+
 setup(
     cmdclass={"build_py": BuildWithoutScripts},
     long_description=long_description(),
     long_description_content_type="text/markdown",
+    project_urls=project_urls(),
 )

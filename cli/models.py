@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Annotated, Any
 
-from edge_opt.base.errors import EdgeOptError, UsageError, unknown
+from edge_opt.base.errors import EdgeOptError, OutputError, UsageError, unknown
 from edge_opt.cli import options, output
 from edge_opt.cli.options import argument, expert, option, read_shapes
 
@@ -15,13 +15,18 @@ def convert(
     *,
     destination: Annotated[
         Path | None,
-        option("Output file. Default: NAME.opt.tflite beside IN.", "<OUT>", "-o", "--output"),
+        option(
+            "Output file or folder. Default: NAME.opt.tflite beside IN.", "<OUT>", "-o", "--output"
+        ),
     ] = None,
     target: options.TargetOption = None,
     reports: Annotated[
         list[Path] | None,
         option("Write a report: .json, .md or .html; repeatable.", "<FILE>", "--report"),
     ] = None,
+    profile: Annotated[
+        bool, option("In reports, draw NPU estimates before and after.", None, "--profile")
+    ] = False,
     verify: Annotated[
         options.Verify,
         option("regions: every rewrite; full: also the whole models; none: nothing."),
@@ -33,7 +38,12 @@ def convert(
     ] = False,
     skip: Annotated[
         list[str] | None,
-        expert("Skip these passes.", "<PASS>", callback=options.split_names),
+        expert(
+            "Skip these passes.",
+            "<PASS>",
+            callback=options.split_names,
+            autocompletion=options.pass_names,
+        ),
     ] = None,
     signatures: options.SignaturesOption = None,
     shapes: options.ShapeOption = None,
@@ -61,6 +71,8 @@ def convert(
         check_report_path(
             path, overwrite=overwrite, others=(source, destination, *reports[:number])
         )
+    drawing = _drawing(target, reports, dry_run=dry_run) if profile else None
+    gain = None
     try:
         with output.bar(wanted=not quiet) as progress:
             result = convert(
@@ -78,11 +90,18 @@ def convert(
                 overwrite=overwrite,
                 progress=progress,
             )
+            if drawing is not None:
+                gain = drawing([source, Path(str(result.output))], progress=progress)
     except (SitesSkippedError, DifferenceFoundError) as error:
         result = error.result
         failure = error
     for path in reports:
-        conversion_report(result, target=target).write(path, overwrite=overwrite)
+        try:
+            conversion_report(result, target=target, gain=gain).write(path, overwrite=overwrite)
+        except OutputError as error:
+            error.args = (f"{error}; the model is complete: {result.output or 'not written'}",)
+            error.result = result
+            raise
     if failure is not None:
         raise failure
     output.answer(
@@ -94,6 +113,22 @@ def convert(
     return output.EXIT_BUG if any(site.is_bug for site in result.sites) else 0
 
 
+def _drawing(target: str | None, reports: list[Path], *, dry_run: bool) -> Any:
+    """`draw_gain` for the target's chip; UsageError if there will be no report or no output, or no compiler."""
+    from functools import partial
+
+    from edge_opt.npu import draw_gain
+    from edge_opt.npu.vendors import backend_of
+    from edge_opt.targets.chips import find_chip
+
+    if dry_run or not reports:
+        raise UsageError("--profile draws in a --report, of a model that is written: change these")
+    chip = find_chip(target or "")
+    compiler = options.compiler_of(None, chip and chip[1])
+    backend_of(compiler.chip).check_installed(compiler)
+    return partial(draw_gain, compiler=compiler)
+
+
 def inspect(
     source: options.ModelArgument,
     *,
@@ -103,7 +138,8 @@ def inspect(
         bool, option("Also infer all shapes; exit 1 if any differs.", None, "--shapes")
     ] = False,
     node_data: Annotated[
-        Path | None, option("Write an overlay for Model Explorer.", "<FILE.json>")
+        Path | None,
+        option("Write the sites for Model Explorer's --node_data_paths.", "<FILE.json>"),
     ] = None,
     as_text: Annotated[
         bool, option("Print the whole model as text instead.", None, "--text")
@@ -261,7 +297,9 @@ def demo(
 
 
 def passes(
-    name: Annotated[str | None, argument("A pass to describe.", "NAME")] = None,
+    name: Annotated[
+        str | None, argument("A pass to describe.", "NAME", autocompletion=options.pass_names)
+    ] = None,
     *,
     as_json: options.JsonOption = False,
 ) -> None:
@@ -293,7 +331,9 @@ def passes(
 
 
 def targets(
-    name: Annotated[str | None, argument("A target to print.", "NAME")] = None,
+    name: Annotated[
+        str | None, argument("A target to print.", "NAME", autocompletion=options.target_names)
+    ] = None,
     *,
     as_json: options.JsonOption = False,
 ) -> None:

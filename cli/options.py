@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -16,9 +17,9 @@ Verify = Literal["regions", "full", "none"]
 Place = Literal["cpu", "reference", "npu"]
 
 
-def argument(text: str, metavar: str) -> Any:
-    """An argument with its help."""
-    return typer.Argument(metavar=metavar, help=text, show_default=False)
+def argument(text: str, metavar: str, **how: Any) -> Any:
+    """An argument with its help; `how` goes to typer."""
+    return typer.Argument(metavar=metavar, help=text, show_default=False, **how)
 
 
 def option(text: str, metavar: str | None = None, *names: str, **how: Any) -> Any:
@@ -29,6 +30,32 @@ def option(text: str, metavar: str | None = None, *names: str, **how: Any) -> An
 def expert(text: str, metavar: str | None, *names: str, **how: Any) -> Any:
     """An option that few users need; help has these in a group of their own."""
     return option(text, metavar, *names, rich_help_panel="Expert options", **how)
+
+
+def pass_names() -> list[str]:
+    """All passes, for the shell."""
+    from edge_opt.passes import PASSES
+
+    return [*PASSES]
+
+
+def chip_names() -> list[str]:
+    """All chips, for the shell."""
+    from edge_opt.targets.chips import VENDORS
+
+    return [*chain.from_iterable(VENDORS.values())]
+
+
+def target_names() -> list[str]:
+    """All targets, for the shell."""
+    from edge_opt.targets import target_names
+
+    return target_names()
+
+
+def targets_and_chips() -> list[str]:
+    """All targets and chips, for the shell."""
+    return [*target_names(), *chip_names()]
 
 
 def split_names(values: list[str] | None) -> list[str] | None:
@@ -92,6 +119,7 @@ TargetOption = Annotated[
     option(
         "A name from `edge-opt targets`, a chip such as SM8750, or a .toml file.",
         "<TARGET>",
+        autocompletion=targets_and_chips,
     ),
 ]
 SdkOption = Annotated[
@@ -101,9 +129,12 @@ SdkOption = Annotated[
         "<DIR>",
     ),
 ]
-ChipOption = Annotated[
-    str | None, option("The chip: SM8750, SM8850, ...", "<CHIP>", "--soc", "--chip")
-]
+
+_chip = option(
+    "The chip: SM8750, SM8850, ...", "<CHIP>", "--soc", "--chip", autocompletion=chip_names
+)
+RequiredChip = Annotated[str, _chip]
+ChipOption = Annotated[str | None, _chip]
 SignaturesOption = Annotated[
     list[str] | None,
     expert("Only these signatures; * matches any text.", "<A,B>", callback=split_names),

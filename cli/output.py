@@ -75,10 +75,11 @@ def bar(*, wanted: bool = True) -> Iterator[Progress | None]:
     from rich import progress as parts  # slow to load, and only needed here
     from rich.console import Console
 
-    # Stages hold names from files: no markup in them is interpreted.
+    # Stages hold names from files: no markup in them is interpreted. A narrow terminal has no room for a longer bar.
     columns = (
         parts.TextColumn("{task.description}", markup=False),
-        *parts.Progress.get_default_columns()[1:],
+        parts.BarColumn(20),
+        *parts.Progress.get_default_columns()[2:],
     )
     with parts.Progress(*columns, console=Console(stderr=True), transient=True) as shown:
         tasks: dict[str, parts.TaskID] = {}

@@ -15,7 +15,7 @@ def build(
     destination: Annotated[
         Path, option("The bundle for the NPU.", "<OUT.litertlm>", "-o", "--output")
     ],
-    soc: Annotated[str, option("The phone's chip: SM8750, ...", "<CHIP>", "--soc", "--chip")],
+    soc: options.RequiredChip,
     prompts: Annotated[
         Path | None, option("Calibration prompts, as JSON lines.", "<FILE.jsonl>")
     ] = None,
@@ -165,20 +165,31 @@ def profile(
     chip: options.ChipOption = None,
     flags: options.FlagOption = None,
     shapes: options.ShapeOption = None,
+    html: Annotated[
+        Path | None,
+        option("Draw where a prefill's time goes, in the first and last model.", "<FILE.html>"),
+    ] = None,
+    overwrite: options.ForceOption = False,
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
 ) -> int:
     """Report what runs on an NPU, estimated time and memory traffic."""
-    from edge_opt.cli.show_phones import show_profiles
-    from edge_opt.npu import Profile, profile
+    from edge_opt.base.atomic import resolve_target, write_whole
+    from edge_opt.cli.show_phones import profile_page, show_profiles
+    from edge_opt.npu import Profile, draw_gain, profile
 
     compiler = options.compiler_of(sdk, chip, flags)
+    if html is not None:
+        resolve_target(html, overwrite=overwrite, inputs=models)
     profiles: list[Profile] = []
     with output.bar(wanted=not quiet) as progress:
         for place, path in enumerate(models):
             if progress is not None:
                 progress("compiling", place, len(models))
             profiles.append(profile(path, compiler, shapes=options.read_shapes(shapes)))
+        if html is not None:
+            page = profile_page(profiles, draw_gain(models, compiler, progress))
+            write_whole(html, page.encode(errors="backslashreplace"), overwrite=overwrite)
     output.answer(
         {"profiles": profiles},
         lambda _: show_profiles(profiles),

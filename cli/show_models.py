@@ -55,10 +55,11 @@ def show_conversion(
     verdict, *others = result.summary().splitlines()
     output.say(verdict, colour=output.BAD if result.skipped else output.GOOD)
     output.say(*others)
-    if result.target == GENERIC and not demo and _looks_exported_for_an_npu(result.model):
+    is_first = result.target == GENERIC and result.converted and not demo
+    if is_first and _looks_exported_for_an_npu(result.model):
         output.say(
-            "This looks like an export for an NPU. It may run faster if converted for that NPU: --target TARGET",
-            "(see `edge-opt targets`) or a chip, such as --target SM8750.",
+            "This looks like an export for an NPU. Without a chip, decode is split, too, and may get slower. With one:",
+            f"  edge-opt convert {result.input} --target SM8750 --force",
         )
     if result.model is not None and result.given is not None:
         facts = load_target(target or GENERIC)

@@ -1,13 +1,14 @@
 """Prints the progress and result of `build`, and the tables of `evaluate`, `profile` and `tune`."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from edge_opt.base.words import size
 from edge_opt.building import BuildResult, StageReport
 from edge_opt.building.evaluation import Evaluation, ModelScore
 from edge_opt.cli import output
+from edge_opt.inspection.report import Part, Table, to_html
 from edge_opt.npu import Figures, Profile, TimeEstimate, Tuning
 from edge_opt.targets.placement import placement_lines
 
@@ -17,22 +18,47 @@ _MINUTE = 60
 
 def show_profiles(profiles: Sequence[Profile]) -> None:
     """Print a table of signatures for each model."""
-    first = profiles[0]
+    output.say(_settings(profiles[0]))
+    for entry, (model, rows) in zip(profiles, _tables(profiles), strict=True):
+        output.say("", model, *output.table(rows), *_on_cpu(entry))
+    output.say("", *_notes(profiles))
+
+
+def _on_cpu(entry: Profile) -> list[str]:
+    """What runs where, of the signatures that do not run as a whole."""
+    parted = [one.placement for one in entry.signatures if one.taken < one.operators]
+    return placement_lines(parted, "the compiler")
+
+
+def profile_page(profiles: Sequence[Profile], gain: tuple[str, Table, str]) -> str:
+    """The profiles as an HTML page that begins with the picture of the gain."""
+    title, rows, note = gain
+    sections: list[tuple[str, Part]] = [
+        (title, rows),
+        ("Limits of the estimates", note),
+        *_tables(profiles),
+    ]
+    sections += [("Notes", note) for note in _notes(profiles)]
+    return to_html(profiles[-1].model, _settings(profiles[0]), sections)
+
+
+def _settings(first: Profile) -> str:
     flags = " ".join(first.flags) or "the defaults of the compiler"
-    output.say(f"{first.chip}, {_versions(first.versions)}; flags: {flags}")
-    base = {one.signature: one.time for one in first.signatures}
+    return f"{first.chip}, {_versions(first.versions)}; flags: {flags}"
+
+
+def _notes(profiles: Sequence[Profile]) -> dict[str, None]:
+    return dict.fromkeys(note for entry in profiles for note in entry.notes)
+
+
+def _tables(profiles: Sequence[Profile]) -> Iterator[tuple[str, Table]]:
+    """A table of signatures for each model, with times relative to the first model's."""
+    base = {one.signature: one.time for one in profiles[0].signatures}
     for entry in profiles:
-        rows = [
-            (one.signature, *_columns(one), _ratio(one.time, base.get(one.signature)))
-            for one in entry.signatures
-        ]
-        output.say("", entry.model, *output.table([("signature", *_FIGURES, "x first"), *rows]))
-        parted = [one.placement for one in entry.signatures if one.taken < one.operators]
-        output.say(*placement_lines(parted, "the compiler"))
-    notes: dict[str, None] = {}
-    for entry in profiles:
-        notes |= dict.fromkeys(entry.notes)
-    output.say("", *notes)
+        rows: Table = [("signature", *_FIGURES, "x first")]
+        for one in entry.signatures:
+            rows.append((one.signature, *_columns(one), _ratio(one.time, base.get(one.signature))))
+        yield entry.model, rows
 
 
 def _versions(versions: Mapping[str, str]) -> str:
@@ -91,18 +117,42 @@ def _time(seconds: float) -> str:
 
 
 def show_build(result: BuildResult) -> None:
-    """Print warnings, each signature's outcome, the quality, and the bundle."""
+    """Print warnings, then four lines: the bundle, its estimated times, its quality, and the next command."""
     output.say(*(f"Warning: {warning}" for warning in result.warnings))
-    output.say(*result.optimized["notes"], *result.caches["notes"])
-    if result.evaluation is not None:
-        output.say(*(evaluation_lines(result.evaluation) if result.evaluation.models else ()))
-        output.say(result.evaluation.note)
     written = Path(str(result.output))
     file = f"{written} ({size(written.stat().st_size)})"
     output.say(f"{file} for {result.chip} ({result.vendor}), in {_time(result.seconds)}.")
+    output.say(_estimates(result), _quality(result))
     output.say(
-        f"The uncompiled bundle, {result.converted}, also runs on this machine (page Run on Android)."
+        f"Next: adb push {written} /data/local/tmp/ (page Run on Android); {result.converted} runs on this machine."
     )
+
+
+def _estimates(result: BuildResult) -> str:
+    """Each signature's estimate before and after, on one line."""
+    parts: list[str] = []
+    for gain in result.optimized.get("signatures", ()):
+        before = gain["before"] and gain["before"]["time"]
+        after = gain[{"converted": "after", "exported": "before"}[gain["kept"]]]
+        if before and after and after["time"]:
+            milliseconds = f"{before['us'] / 1000:.3f} -> {after['time']['us'] / 1000:.3f} ms"
+            parts.append(f"{gain['signature']} {milliseconds}")
+    if not parts:
+        return "No estimate of time."
+    return f"{', '.join(parts)}, as the compiler estimates; no phone was timed."
+
+
+def _quality(result: BuildResult) -> str:
+    """The bundle's perplexity with its error, on one line, and its divergence in the emulator."""
+    evaluation = result.evaluation
+    if evaluation is None or not evaluation.models:
+        return "Not evaluated." if evaluation is None else evaluation.note
+    bundle, *emulated = evaluation.models[1:]
+    parts = [
+        f"Perplexity {_ratio_and_error(bundle)} times the checkpoint's on {bundle.tokens} tokens"
+    ]
+    parts += [f"mean KL {_number(one.kl, '{:.4f}')} in the NPU's emulator" for one in emulated]
+    return f"{', '.join(parts)}. {evaluation.note}"
 
 
 def evaluation_lines(evaluation: Evaluation) -> list[str]:
@@ -125,10 +175,14 @@ def _score_row(model: ModelScore) -> tuple[str, ...]:
         _number(model.bits, "{:.2f}"),
         str(model.tokens),
         _number(model.perplexity, "{:.2f}", "no number"),
-        _number(model.ratio, "{:.3f}") + _number(model.ratio_error or None, " ± {:.3f}", ""),
+        _ratio_and_error(model),
         _number(agreement, "{:.1f} %"),
         _number(model.kl, "{:.4f}"),
     )
+
+
+def _ratio_and_error(model: ModelScore) -> str:
+    return _number(model.ratio, "{:.3f}") + _number(model.ratio_error or None, " ± {:.3f}", "")
 
 
 def _number(value: float | None, text: str, otherwise: str = "-") -> str:

@@ -8,23 +8,42 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from edge_opt import ir, npu, passes, shapes, testing
-    from edge_opt.base.errors import EdgeOptError, UsageError
+    from edge_opt.base.errors import EdgeOptError, ModelFormatError, OutputError, UsageError
     from edge_opt.building import build
     from edge_opt.building.evaluation import evaluate
+    from edge_opt.building.stages import BuildCheckError, StageFailedError
     from edge_opt.comparison.compare import compare
     from edge_opt.comparison.findings import ComparisonReport
-    from edge_opt.conversion import ConversionResult, convert
+    from edge_opt.comparison.golden import GoldenError
+    from edge_opt.conversion import (
+        ConversionResult,
+        DifferenceFoundError,
+        SitesSkippedError,
+        convert,
+    )
     from edge_opt.inspection import inspect
     from edge_opt.ir import Model, load, save
+    from edge_opt.npu.compiler import CompilerFailedError, CompilerMissingError
+    from edge_opt.runtime.protocol import RuntimeUnavailable
     from edge_opt.shapes import infer_shapes
 
     __version__: str
 
 __all__ = [
+    "BuildCheckError",
     "ComparisonReport",
+    "CompilerFailedError",
+    "CompilerMissingError",
     "ConversionResult",
+    "DifferenceFoundError",
     "EdgeOptError",
+    "GoldenError",
     "Model",
+    "ModelFormatError",
+    "OutputError",
+    "RuntimeUnavailable",
+    "SitesSkippedError",
+    "StageFailedError",
     "UsageError",
     "__version__",
     "build",
@@ -44,10 +63,20 @@ __all__ = [
 
 # Modules that define the functions and classes; the other public names are modules.
 _HOMES = {
+    "BuildCheckError": "building.stages",
     "ComparisonReport": "comparison.findings",
+    "CompilerFailedError": "npu.compiler",
+    "CompilerMissingError": "npu.compiler",
     "ConversionResult": "conversion",
+    "DifferenceFoundError": "conversion",
     "EdgeOptError": "base.errors",
+    "GoldenError": "comparison.golden",
     "Model": "ir",
+    "ModelFormatError": "base.errors",
+    "OutputError": "base.errors",
+    "RuntimeUnavailable": "runtime.protocol",
+    "SitesSkippedError": "conversion",
+    "StageFailedError": "building.stages",
     "UsageError": "base.errors",
     "build": "building",
     "compare": "comparison.compare",

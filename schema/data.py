@@ -10,12 +10,14 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import IO, Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from edge_opt.base.atomic import contents_of, path_of
 from edge_opt.base.errors import ModelFormatError
+from edge_opt.base.mistaken import remedy_if_missing
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -65,11 +67,12 @@ class Source:
         self._finalizer: Any = None if fd is None else weakref.finalize(self, os.close, fd)
 
     @classmethod
-    def of(cls, given: "str | os.PathLike[str] | bytes | Source") -> "Source":
-        """A source itself, bytes, or the file of this name, opened."""
-        if isinstance(given, bytes | bytearray | memoryview):
-            return cls(bytes(given))
-        return given if isinstance(given, Source) else cls.open(given)
+    def of(cls, given: "str | os.PathLike[str] | bytes | IO[bytes] | Source") -> "Source":
+        """A source itself, bytes, the rest of an open file, or the file of this name, opened."""
+        if isinstance(given, Source):
+            return given
+        content = contents_of(given)
+        return cls.open(path_of(given, "a model")) if content is None else cls(content)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> "Source":
@@ -80,7 +83,7 @@ class Source:
         except ValueError as error:
             raise ModelFormatError(f"{str(path)!r} is not a file name: {error}") from error
         except FileNotFoundError as error:
-            raise ModelFormatError(f"{path} does not exist: check the path") from error
+            raise ModelFormatError(f"{path} does not exist: {remedy_if_missing(path)}") from error
         except OSError as error:
             raise ModelFormatError(f"{path} cannot be opened: {error.strerror}") from error
         status = os.fstat(fd)

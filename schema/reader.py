@@ -15,6 +15,7 @@ from typing import Any, Final, NoReturn
 import numpy as np
 
 from edge_opt.base.errors import ModelFormatError, UsageError
+from edge_opt.base.mistaken import ENOUGH, recognized
 from edge_opt.schema.data import Bytes, Data, Source
 from edge_opt.schema.table import (
     DEPRECATED,
@@ -57,7 +58,7 @@ def read_model(model: str | os.PathLike[str] | bytes | Source) -> Table:
     """
     source = Source.of(model)
     try:
-        start = source.read(0, min(8, source.size))
+        start = source.read(0, min(ENOUGH, source.size))
         if start[4:8] != IDENTIFIER:
             raise ModelFormatError(f"{source.name} is not a TFLite model: {_what_else(start)}")
         reader = Reader(source)
@@ -289,12 +290,7 @@ def _what_else(start: bytes) -> str:
     """What a file without TFLite's identifier may be, and the fix."""
     if len(start) < 8:
         return f"it has only {len(start)} bytes, export or download it again"
-    if start == b"LITERTLM":
-        return (
-            "it is a .litertlm bundle: name a model inside it, load(path, model='prefill_decode')"
-        )
-    if start.startswith(b"PK") or start[4:] == b"PK\3\4":
-        return "it is a zip archive (a .task bundle?): unzip it, and give the TFLite model inside"
-    if start == b"version ":
-        return "it is a Git LFS pointer, fetch the file with `git lfs pull`"
+    known = recognized(start)
+    if known:
+        return f"it is {known}"
     return f"bytes 4 to 8 are {start[4:8]!r} instead of {IDENTIFIER!r}, give a .tflite file"

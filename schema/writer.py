@@ -17,7 +17,7 @@ import flatbuffers
 from flatbuffers import number_types
 from flatbuffers.builder import BuilderSizeError
 
-from edge_opt.base.atomic import replacing
+from edge_opt.base.atomic import path_of, replacing
 from edge_opt.base.errors import ModelFormatError, UsageError
 from edge_opt.schema.data import Data
 from edge_opt.schema.table import (
@@ -207,7 +207,7 @@ def write_pieces(
 
 def check_suffix(path: str | os.PathLike[str], suffix: str) -> None:
     """Raise UsageError if the path has another format's suffix."""
-    if Path(path).suffix.lower() in SUFFIXES - {suffix}:
+    if path_of(path, "an output").suffix.lower() in SUFFIXES - {suffix}:
         raise UsageError(
             f"{os.fspath(path)} cannot be written: the result is a {suffix}, use its suffix"
         )

@@ -22,6 +22,12 @@ from edge_opt.ir.parse import parse
 from edge_opt.npu.scoring import Closeness
 
 KEPT = "prefill_4 kept as converted: 2.0 ms as exported, 1.0 ms as converted"
+GAIN = {
+    "signature": "prefill_4",
+    "before": {"time": {"us": 2000}},
+    "after": {"time": {"us": 1000}},
+    "kept": "converted",
+}
 NOTE = "times are for SA8797"
 QUANTIZED = """
 signature prefill_4 = #0 (embeddings=%e, kv_cache_k_0=%k) -> (logits=%y, kv_slice_k_0=%s)
@@ -107,7 +113,8 @@ class Stages:
         )
         calibrate = {"max_calibration_decode_steps": steps}
         settings = {"export": taken, "calibrate": calibrate, "quantize": {}, "compile": chip}
-        return {"config": {**chip, **taken}, "settings": settings, "caches": job.options["caches"]}
+        config = {**chip, **taken}
+        return {"config": config, "settings": settings, "caches": job.options["caches"]}
 
     def round(self, job: Job) -> dict[str, Any]:
         (Path(job.output) / "checkpoint").mkdir()
@@ -131,7 +138,11 @@ class Stages:
 
     def optimize(self, job: Job) -> dict[str, Any]:
         shutil.copyfile(job.inputs["model"], job.model)
-        return {"notes": [KEPT, NOTE], "compile_configs": {"prefill_decode": {"compile": True}}}
+        return {
+            "notes": [KEPT, NOTE],
+            "signatures": [GAIN],
+            "compile_configs": {"prefill_decode": {"compile": True}},
+        }
 
     def evaluate(self, job: Job) -> dict[str, Any]:
         """The checkpoint finds every token as likely as one of 2, the bundle as one of 4."""

@@ -22,6 +22,7 @@ from terminal_signals import gone, started
 import edge_opt
 from edge_opt.base import atomic
 from edge_opt.base.errors import EdgeOptError, OutputError, UsageError
+from edge_opt.base.mistaken import recognized
 from edge_opt.base.record import Record, RecordError, from_dict, to_json
 from edge_opt.base.words import shortened, signal_name
 
@@ -261,3 +262,22 @@ def test_a_compiler_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
             assert parent.poll() is None
         parent.kill()
     assert gone(int(told.read_text()))
+
+
+@pytest.mark.parametrize(
+    ("start", "said"),
+    [
+        (b"GGUF\3\0\0\0", "a GGUF file"),
+        (b"\x08\x08\x12\x07pytorch", "an ONNX model"),
+        (b"\x40\0\0\0\0\0\0\0{", "a file of weights"),
+        (b"PK\3\4" + bytes(26) + b"m/data.pkl", "a file of PyTorch weights"),
+        (b"\x80\x02\x8a\n", "a file of PyTorch weights"),
+        (b"PK\3\4" + bytes(26) + b"TF_LITE", "a zip archive"),
+        (b"\n<!DOCTYPE html>", "a web page"),
+        (b"<HTML>", "a web page"),
+        (b"\x1c\0\0\0TFL3", ""),
+    ],
+)
+def test_what_is_given_by_mistake_is_recognized_by_its_beginning(start: bytes, said: str) -> None:
+    assert recognized(start).startswith(said)
+    assert bool(recognized(start)) == bool(said)

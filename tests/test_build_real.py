@@ -22,6 +22,7 @@ from edge_opt import compare, convert, evaluate
 from edge_opt.base.errors import UsageError
 from edge_opt.building import StageReport, build, pipeline
 from edge_opt.building.rotation import Prepared
+from edge_opt.building.settings import DEFAULTS, FILES, FIXED, NAMES
 from edge_opt.building.source import SETTING
 from edge_opt.building.stages import Job
 from edge_opt.inspection import inspect
@@ -228,8 +229,6 @@ def test_rings_follow_from_the_window_the_prefill_and_the_cache() -> None:
     for wrong in (256, "512", True):
         with pytest.raises(UsageError, match=SETTING):
             configured(settings={SETTING: wrong})
-    with pytest.raises(UsageError, match="the bundle has its caches already"):
-        configured(settings={SETTING: 512}, cache=96)
 
 
 def test_settings_come_from_the_vendor_and_the_command_line_in_that_order() -> None:
@@ -245,24 +244,14 @@ def test_settings_come_from_the_vendor_and_the_command_line_in_that_order() -> N
     assert not configured(settings={"rotate": False})["config"]["rotate"]
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"settings": {"cache_lenght": 3}}, "--set: setting 'cache_lenght' does not exist, did you mean 'cache_length"),
-        ({"settings": {"cache_length": "long"}}, '--set cache_length: "long" must have the type of 1280'),
-        ({"settings": {"cache_length": 64}}, "a cache of 64 tokens has no room for two prefills of 128, so"),
-        ({"settings": {"soc_model": "SM8850"}}, "--set soc_model cannot be set: it follows from --soc"),
-        ({"settings": {"weight_quantization_recipe": "x"}}, "cannot be set: it follows from --weights"),
-        ({"settings": {"export_vision_encoder": True}}, "cannot be set: with it, litert-torch 0.10 exports"),
-        ({"settings": {"spm_path": "x"}}, "--set spm_path cannot be set: it follows from the work folder"),
-    ],
-)  # fmt: skip
-def test_settings_and_models_that_do_not_exist_are_a_sentence(
-    options: dict[str, Any], sentence: str
-) -> None:
-    with pytest.raises(UsageError) as caught:
-        configured(**options)
-    assert sentence in str(caught.value)
+def test_the_settings_that_we_know_are_litert_torchs() -> None:
+    theirs = pipeline._lib("stages").NpuPipelineConfig(model_id="", backend="", soc_model="")
+    defaults = theirs.to_dict() | pipeline._DEFAULTS
+    vendors = pipeline._lib("configs.vendor_configs").VENDOR_CONFIGS.values()
+    names = set(defaults).union(*pipeline._used_settings().values(), *vendors)
+    free = {name for name in names if name not in FIXED and not name.endswith(FILES)}
+    assert set(NAMES) == free
+    assert {name: defaults[name] for name in free & set(defaults)} == DEFAULTS
 
 
 @pytest.mark.parametrize(("cause", "kind"), [("full_attention", UsageError), ("other", KeyError)])

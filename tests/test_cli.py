@@ -135,14 +135,20 @@ def test_version_is_that_of_the_package(capsys: Captured) -> None:
     assert run(capsys) == run(capsys, "--help")
 
 
-def test_the_shell_is_answered_by_typers_own_completion() -> None:
-    asked = {
-        "_EDGE_OPT_COMPLETE": "complete_bash",
-        "COMP_WORDS": "edge-opt conv",
-        "COMP_CWORD": "1",
-    }
-    ran = run_apart(env={**os.environ, **asked})
-    assert ran.out.split() == ["convert"]
+@pytest.mark.parametrize(
+    ("line", "answers"),
+    [
+        ("conv", "convert"),
+        ("convert --target q", "qualcomm-htp"),
+        ("convert --target SM87", "SM8750"),
+        ("build --soc Tensor_G6", "Tensor_G6"),
+        ("convert IN --skip mask_to", "mask_to_add"),
+    ],
+)
+def test_the_shell_completes_commands_targets_chips_and_passes(line: str, answers: str) -> None:
+    words = {"COMP_WORDS": f"edge-opt {line}", "COMP_CWORD": str(len(line.split()))}
+    ran = run_apart(env={**os.environ, "_EDGE_OPT_COMPLETE": "complete_bash", **words})
+    assert ran.out.split() == [answers]
 
 
 @pytest.mark.parametrize(
@@ -281,7 +287,7 @@ def test_a_pipe_gets_neither_progress_nor_colour_and_quiet_only_errors(
     ran = run_apart("convert", DEMO, tmp_path / "out.tflite")
     assert (ran.code, ran.err) == (0, "")
     assert "\x1b" not in ran.out
-    assert "5 of 5 sites converted" in ran.out
+    assert "5 of 5 attention blocks split" in ran.out
     given = ("convert", DEMO, "-o", tmp_path / "quiet.tflite", "-q", "--verify", "none")
     ran = run(capsys, *given)
     assert (ran.code, ran.out, ran.err) == (0, "", "")

@@ -188,7 +188,7 @@ def test_the_demo_converts_and_compares_both_models(tmp_path: Path, capsys: Capt
     (folder / existing).write_text("old")
     ran = run(capsys, "demo", folder, "--force")
     assert (ran.code, ran.err) == (0, "")
-    assert ran.out.count("5 of 5 sites converted, each verified bit for bit") == 2
+    assert ran.out.count("5 of 5 attention blocks split, bit-identical") == 2
     assert ran.out.count("Equal: all 13 outputs of 2 signatures are bit-identical.") == 2
     before, after = ran.out.split("== an attention block of prefill_8, before")[1].split("== after")
     assert "SPLIT(" in after

@@ -17,6 +17,7 @@ from edge_opt.base.errors import OutputError, UsageError
 from edge_opt.conversion import ConversionResult, SitesSkippedError, convert
 from edge_opt.conversion.result import check_requirements
 from edge_opt.conversion.run import default_output
+from edge_opt.inspection import inspect
 from edge_opt.ir import Buffer, Metadata, Model, cleanup, load, save, to_bytes, to_tables
 from edge_opt.ir.parse import parse
 from edge_opt.ir.text import subgraph_text, to_text
@@ -90,7 +91,7 @@ def test_everything_else_in_the_file_is_untouched(done: Done) -> None:
         assert len(kept) - len(survivors) < 60
     metadata = ([entry for entry in model.metadata if entry.buffer.data] for model in (old, new))
     known, left = ({e.name: bytes(e.buffer.data.view()) for e in entries} for entries in metadata)
-    assert known == left
+    assert left == {**known, "edge-opt target": b"generic"}
 
 
 def _arguments(model: Any) -> Iterator[Any]:
@@ -254,11 +255,10 @@ def test_sites_of_a_pass_with_the_same_outcome_share_a_line_skipped_ones_first(
     result = convert(to_bytes(parse(SELECT_PAGE)), target=str(target))
     _, skipped, *converted = result.summary().splitlines()
     assert skipped.startswith(
-        "  3 sites of mha_to_sha: nothing to do (main#0, main#1, main#2): target 'mine' gains nothing"
+        "  3 attention blocks: nothing to do (main#0, main#1, main#2): target 'mine' gains nothing"
     )
-    ways = "1 run in full on XNNPACK and the reference kernels; 2 of the same structure, not run"
     assert converted[0].startswith(
-        f"  3 sites of mask_to_add converted: {ways}; the mask constant -1e+09 be"
+        "  mask_to_add: 3 converted (main#0, main#1, main#2): the mask constant"
     )
 
 
@@ -272,9 +272,7 @@ def test_blocks_that_the_target_declines_are_counted_and_printed_and_pass_the_ga
         headline
         == "Target 'mine' gains nothing from splitting 3 attention blocks: nothing was split."
     )
-    assert line.startswith(
-        "  3 sites of mha_to_sha: nothing to do (main#0, main#1, main#2): target"
-    )
+    assert line.startswith("  3 attention blocks: nothing to do (main#0, main#1, main#2): target")
 
 
 def verdict(status: Status, name: str = "mha_to_sha", proof: Proof | None = None) -> Verdict:
@@ -292,17 +290,14 @@ def test_the_headline_names_the_reference_kernels_only_where_they_ran(
     )
     sites = [verdict(Status.CONVERTED, proof=proof)]
     said = ConversionResult(None, None, "generic", "regions", sites=sites).summary().splitlines()[0]
-    assert f"each verified bit for bit{where}; a note" in said
+    assert f"bit-identical (1 run){where}; a note" in said
 
 
 def test_the_headline_has_the_largest_difference_where_bits_are_not_demanded() -> None:
     proofs = [Proof(Within(0.1), holds=True, bitwise=False, max_abs=by) for by in (0.5, 0.25)]
     sites = [verdict(Status.CONVERTED, "balanced_norms", proof) for proof in proofs]
     said = ConversionResult(None, None, "generic", "regions", sites=sites).summary().splitlines()[0]
-    largest = "(largest difference 0.5, by balanced_norms)"
-    assert (
-        said == f"2 of 2 sites converted, each verified within the tolerance of its pass {largest}."
-    )
+    assert said.endswith("of each pass (2 run): largest difference 0.5, by balanced_norms.")
 
 
 def test_one_unverified_site_among_converted_ones_is_no_error() -> None:
@@ -432,3 +427,15 @@ def test_names_of_signatures_and_passes_do_not_lead_out_of_the_folder(tmp_path: 
     names = sorted(path.name for path in (tmp_path / "texts").iterdir())
     assert names == ["000-.._.._run-input.txt", "001-.._.._run-a_.._.._double.txt"]
     assert [path.name for path in tmp_path.iterdir()] == ["texts"]
+
+
+def test_what_was_converted_for_another_target_is_refused_and_asks_for_the_original(
+    tmp_path: Path,
+) -> None:
+    done = tmp_path / "generic.tflite"
+    convert(DEMO, done, verify="none")
+    with pytest.raises(UsageError, match=r"converted for target 'generic'.*give the original file"):
+        convert(done, tmp_path / "chip.tflite", target="SM8750", verify="none")
+    (note,) = convert(done, target="SM8750", verify="none", dry_run=True).notes
+    assert note in inspect(done, target="SM8750").notes
+    assert convert(done, tmp_path / "again.tflite", verify="none").notes == []

@@ -136,7 +136,11 @@ def test_a_bundle_whose_words_may_become_paths_is_refused(
 @pytest.mark.parametrize("name", ["../../x.safetensors", "/x.safetensors", "", "a/b.safetensors"])
 def test_an_index_of_weights_names_files_of_its_folder_only(name: str, tmp_path: Path) -> None:
     index = {"weight_map": {"a": "model.safetensors", "b": name}}
-    for file, text in (("config.json", "{}"), ("tokenizer.json", "{}"), ("model.safetensors", "")):
+    for file, text in (
+        ("config.json", "{}"),
+        ("tokenizer.json", "{}"),
+        ("model.safetensors", "\2\0\0\0\0\0\0\0{}"),
+    ):
         (tmp_path / file).write_text(text)
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(UsageError, match="is not a file of the checkpoint's folder"):

@@ -128,7 +128,7 @@ def test_the_wheel_installs_without_a_compiler_and_runs_the_demo_on_either_end_o
     ]
     succeeded(install, tmp_path)
     shown = succeeded(["venv/bin/edge-opt", "demo"], tmp_path)
-    assert shown.count("5 of 5 sites converted, each verified bit for bit") == 2
+    assert shown.count("5 of 5 attention blocks split, bit-identical") == 2
     assert shown.count("are bit-identical") == 2
     assert succeeded(["venv/bin/python", "-m", "edge_opt", "--version"], tmp_path).startswith(
         "edge-opt "

@@ -10,7 +10,7 @@ import secrets
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from edge_opt.base.errors import OutputError, UsageError
 
@@ -28,6 +28,20 @@ AnyPath = str | os.PathLike[str]
 """A file's path, as callers give it."""
 
 
+def path_of(given: object, what: str) -> Path:
+    """`given` as a path; UsageError for anything else, which the message calls `what`."""
+    if isinstance(given, str | os.PathLike):
+        return Path(given)
+    raise UsageError(f"{what} must be a path, got a {type(given).__name__}")
+
+
+def contents_of(given: Any) -> bytes | None:
+    """Bytes, or the rest of an open binary file; None for anything else."""
+    read = getattr(given, "read", None)
+    content = read() if callable(read) else given
+    return bytes(content) if isinstance(content, bytes | bytearray | memoryview) else None
+
+
 def resolve_target(
     path: AnyPath, *, overwrite: bool, inputs: Iterable[AnyPath | None] = ()
 ) -> Path:
@@ -36,7 +50,7 @@ def resolve_target(
     UsageError if it is an input, or exists and `overwrite` is false; OutputError if it cannot be written.
     """
     try:
-        target = Path(path).resolve()
+        target = path_of(path, "an output").resolve()
         status = target.stat()
     except FileNotFoundError:
         if not target.parent.is_dir():

@@ -54,11 +54,15 @@ class OutputError(EdgeOptError):
 
 
 def did_you_mean(name: str, known: Iterable[str], also: Iterable[str] = ()) -> str:
-    """The end of a message about an unknown name: the closest name in `known` or `also`, or else all in `known`."""
+    """The end of a message about an unknown name: the closest name in `known` or `also`, or else those to choose from.
+
+    These are the names that begin with the same two letters, as chips of one vendor do, or else all in `known`.
+    """
     names = list(known)
     folded = {each.lower(): each for each in [*names, *also]}
     if close := get_close_matches(str(name).lower(), folded, 1):
         return f"did you mean '{folded[close[0]]}'?"
+    names = [one for key, one in folded.items() if key[:2] == str(name).lower()[:2]] or names
     more = [f"{len(names) - _MOST_NAMED} more"] if len(names) > _MOST_NAMED else []
     return f"there are: {', '.join(names[:_MOST_NAMED] + more) or 'none'}"
 

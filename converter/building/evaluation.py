@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from edge_opt.base.atomic import AnyPath
+from edge_opt.base.atomic import AnyPath, path_of
 from edge_opt.base.errors import UsageError
 from edge_opt.base.record import Record, from_dict
 from edge_opt.base.words import Progress, many
@@ -160,12 +160,12 @@ def evaluate(
         StageFailedError: a model failed to run.
     """
     given = [bundles] if isinstance(bundles, str | os.PathLike) else [*bundles]
-    texts = read_texts(Path(prompts))
+    texts = read_texts(path_of(prompts, "prompts"))
     if not given:
         raise UsageError("no bundle to evaluate: give one after the checkpoint")
     inputs: dict[str, str] = {}
     for path in (reference, *given):
-        kind = look_at(Path(path)).kind
+        kind = look_at(path_of(path, "a model")).kind
         if (kind is Kind.CHECKPOINT) is bool(inputs):
             raise UsageError(
                 f"{path} is a {kind}: give the checkpoint first, and bundles made from it after it"

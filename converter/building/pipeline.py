@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from inspect import signature
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_opt.base.errors import EdgeOptError, UsageError, unknown
+from edge_opt.base.errors import EdgeOptError, UsageError
 from edge_opt.base.record import from_dict
 from edge_opt.base.words import Progress
 from edge_opt.building.prompts import Wording, check_lengths, plan, read_prompts, wording_of
@@ -46,22 +46,6 @@ _STAGES = {
     "quantize": "quant",
     "compile": "compile",
 }
-# Settings that cannot be set, and why.
-_FIXED = {
-    "model_id": "it follows from the input",
-    "model": "it follows from the input",
-    "backend": "it follows from --soc",
-    "soc_model": "it follows from --soc",
-    "calibration_dataset_dir": "it follows from --prompts",
-    "calibration_dataset_format": "it follows from --prompts",
-    "calibration_eval_task_names": "it follows from --prompts",
-    "overwrite": "it follows from the work folder",
-    "weight_quantization_recipe": "it follows from --weights",
-    "quantization_recipe": "it follows from --weights",
-    "enable_formatting": "it follows from the tokenizer's chat template",
-    "export_vision_encoder": f"with it, litert-torch {SUPPORTED} exports no embedder for whole prompts",
-}
-_FILES = ("_path", "_dir", "_litertlm", "_files")
 _DEFAULTS = {"disable_aux_compilation": True, "rotate": True}
 """Our defaults. litert-torch also compiles the auxiliary model's masks; LiteRT-LM makes its own. For `rotate`, see
 `rotation`."""
@@ -79,14 +63,12 @@ def _config(job: Job) -> Any:
 
 
 def configure(job: Job, _: Progress) -> dict[str, Any]:
-    """Resolve the settings from defaults, vendor and user; UsageError for an unknown or invalid one."""
+    """Resolve the settings from defaults, vendor and user; UsageError if caches or prompts do not fit."""
     settings = job.options["settings"]
     model = Path(job.inputs["source"])
     make = _lib("stages").NpuPipelineConfig
     vendor = _lib("configs.vendor_configs").VENDOR_CONFIGS.get(job.options["vendor"], {})
     used = _used_settings()
-    defaults = make(model_id="", backend="", soc_model="").to_dict() | _DEFAULTS
-    _check_settings(settings, sorted({*defaults, *vendor}.union(*used.values())), defaults)
     fixed = {
         "backend": job.options["vendor"],
         "soc_model": job.options["chip"],
@@ -95,7 +77,6 @@ def configure(job: Job, _: Progress) -> dict[str, Any]:
     config = make.from_dict({**_DEFAULTS, **vendor, **settings, **fixed})
     caches = job.options["caches"]
     if model.is_dir():
-        check_lengths(config.prefill_lengths, config.cache_length)
         caches = _planned_caches(config, model, whole=settings.get(SETTING, 0) is None)
         setattr(config, SETTING, caches["ring"])
         if "prompts" in job.inputs:
@@ -103,11 +84,10 @@ def configure(job: Job, _: Progress) -> dict[str, Any]:
             _planned_prompts(job, model, config, config.prefill_lengths)
     else:
         config.cache_length = job.options["cache"]
-        if SETTING in settings:
-            raise UsageError(f"--set {SETTING}: the bundle has its caches already, leave it out")
     config.print_summary()
     known = {stage: _known_values(config, names) for stage, names in used.items()}
-    return {"config": config.to_dict(), "settings": known, "caches": caches}
+    notes = caches["notes"]
+    return {"config": config.to_dict(), "settings": known, "caches": caches, "notes": notes}
 
 
 def _used_settings() -> dict[str, set[str]]:
@@ -152,24 +132,6 @@ def _planned_prompts(
     prompts = read_prompts(Path(job.inputs["prompts"]))
     room = config.max_calibration_decode_steps
     return wording, *plan(prompts, wording.count, lengths, config.cache_length, room)
-
-
-def _check_settings(
-    given: Mapping[str, Any], names: Sequence[str], defaults: Mapping[str, Any]
-) -> None:
-    for name, value in given.items():
-        if name in _FIXED or name.endswith(_FILES):
-            raise UsageError(f"--set {name} cannot be set: {_FIXED.get(name, _FIXED['overwrite'])}")
-        if name not in names:
-            raise unknown("--set: setting", name, names)
-        default = defaults.get(name, value)
-        kinds = (int, float) if isinstance(default, float) else type(default)
-        if not isinstance(value, kinds) or (
-            isinstance(value, bool) and not isinstance(default, bool)
-        ):
-            raise UsageError(
-                f"--set {name}: {json.dumps(value)} must have the type of {json.dumps(default)}"
-            )
 
 
 def export(job: Job, _: Progress) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_opt.base.errors import EdgeOptError, UsageError
+from edge_opt.base.errors import EdgeOptError, ModelFormatError, UsageError
 
 _LAYER = r"(model\.layers\.\d+\.)"
 _NORMS = {
@@ -122,8 +122,9 @@ def load(source: Path) -> Any:
     """The model in float32, checked: transformers fills missing weights with random numbers.
 
     Raises:
-        UsageError: weights are missing, truncated, of another shape, NaN or infinite; or transformers refuses the
-            generation settings.
+        ModelFormatError: weights are truncated.
+        UsageError: weights are missing, of another shape, NaN or infinite; or transformers refuses the generation
+            settings.
         EdgeOptError: memory ran out.
     """
     import safetensors
@@ -150,7 +151,7 @@ def load(source: Path) -> Any:
                 f"not enough memory for the weights of {source} in float32 ({cause}): "
                 "free some, or use a larger machine"
             ) from error
-        raise UsageError(
+        raise ModelFormatError(
             f"weights in {source} are damaged or incomplete ({cause}): copy them again, or run `git lfs pull`"
         ) from error
     except ValueError as error:

@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from edge_opt.base.atomic import AnyPath, replacing, resolve_target
+from edge_opt.base.atomic import AnyPath, path_of, replacing, resolve_target
 from edge_opt.base.errors import EdgeOptError, UsageError, unknown
 from edge_opt.base.record import Record, from_dict
 from edge_opt.base.words import Progress
@@ -30,6 +30,7 @@ from edge_opt.building.recipe import (
     run_recipe,
 )
 from edge_opt.building.sections import faults
+from edge_opt.building.settings import check_settings
 from edge_opt.building.source import Given, Kind, look_at
 from edge_opt.building.stages import BuildCheckError, Input, Stage, StageReport, Stages
 from edge_opt.conversion.models import find_unsound
@@ -140,14 +141,16 @@ def build(
         OutputError: the disk is full, or the output cannot be written.
     """
     began = time.perf_counter()
-    output = Path(output)
+    output = path_of(output, "the output")
+    source = path_of(source, "the source")
     folder = work_folder(output) if work is None else Path(work)
-    _check_output(output, Path(source), folder, overwrite=overwrite)
+    _check_output(output, source, folder, overwrite=overwrite)
     vendor, chip = _chip_of(soc)
-    given = look_at(Path(source))
+    given = look_at(source)
     facts = _target(vendor, chip, target)
     libraries = _libraries(vendor, Compiler(chip, sdk=sdk))
-    lengths = _lengths(given, prefill, cache)
+    settings = {**(settings or {}), **_lengths(given, prefill, cache)}
+    check_settings(given, settings)
     steps = recipe(given.kind, weights, narrow_weights=vendor == _NARROW_WEIGHTS)
     limit = _limit(max_perplexity_ratio, weights)
     rounding = {"ratio": limit, "plan": _plan(plan, weights)}
@@ -166,7 +169,7 @@ def build(
         )
         origin = Input(given.path, stages.digest_of(given.files, given.files[0].parent))
         run.files = dict.fromkeys(SOURCES[given.kind], origin) | _written(texts.calibration, folder)
-        _configure(run, result, given, {**(settings or {}), **lengths})
+        _configure(run, result, given, settings)
         quantized = run_recipe(run, steps, result.settings, result.caches["window"], rounding)
         _check_sound(quantized.path)
         compiling = result.settings["compile"]
@@ -325,7 +328,7 @@ def _texts(
         raise UsageError(f"{given.path} is quantized already: leave out prompts=...")
     if given.kind is not Kind.QUANTIZED and prompts is None:
         raise UsageError(f"calibrating a {given.kind} needs prompts: give prompts=FILE.jsonl")
-    every = [] if prompts is None else read_prompts(Path(prompts))
+    every = [] if prompts is None else read_prompts(path_of(prompts, "prompts"))
     if held_out is not None and not evaluate:
         raise UsageError("held_out=... and evaluate=False exclude each other: leave one out")
     if held_out is not None and given.kind is not Kind.CHECKPOINT:

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from edge_opt.base.errors import ModelFormatError, UsageError
+from edge_opt.base.mistaken import ENOUGH, recognized, remedy_if_missing
 from edge_opt.base.words import listed
 from edge_opt.building.sections import check_words
 from edge_opt.inspection.caches import NOT_FOR_NPUS, Caches, find_caches
 from edge_opt.ir import DType
 from edge_opt.ir.opening import MAIN_SECTION, Opened, check_not_compiled
+from edge_opt.schema.data import Source
 from edge_opt.schema.litertlm import is_bundle
 
 SETTING = "sliding_window_ring_buffer_size"
@@ -27,6 +29,7 @@ _WEIGHTS = (".safetensors", ".bin")
 _PARTS = (*_WEIGHTS, ".json", ".model", ".jinja", ".txt", ".py")
 _INDEX = ".index.json"
 _STEP = 64
+_AGAIN = "copy it again, or run `git lfs pull`"
 
 
 class Kind(StrEnum):
@@ -52,13 +55,12 @@ def look_at(path: Path) -> Given:
     if path.is_dir():
         return _checkpoint(path)
     if not path.exists():
-        raise ModelFormatError(
-            f"{path} does not exist: give a Hugging Face folder or a .litertlm bundle"
-        )
+        raise ModelFormatError(f"{path} does not exist: {remedy_if_missing(path)}")
     if not is_bundle(path):
-        raise UsageError(
-            f"{path} is neither a Hugging Face folder nor a .litertlm bundle: give one of these"
-        )
+        source = Source.open(path)
+        known = recognized(source.read(0, min(ENOUGH, source.size)))
+        what = "neither a Hugging Face folder nor a .litertlm bundle: give one of these"
+        raise UsageError(f"{path} is {known or what}")
     opened = Opened(path)
     if opened.bundle is not None:
         check_words(opened.bundle)
@@ -82,7 +84,9 @@ def look_at(path: Path) -> Given:
 
 def _checkpoint(path: Path) -> Given:
     if not (path / _CONFIG).is_file():
-        raise UsageError(f"{path} is not a Hugging Face checkpoint: it has no {_CONFIG}")
+        inner = sorted(path.glob(f"*/{_CONFIG}"))
+        remedy = f", but {inner[0].parent} has one: give that folder" if inner else ""
+        raise UsageError(f"{path} is not a Hugging Face checkpoint: it has no {_CONFIG}{remedy}")
     try:
         config = json.loads((path / _CONFIG).read_text(encoding="utf-8"))
         quantized = config.get("quantization_config")
@@ -104,7 +108,28 @@ def _checkpoint(path: Path) -> Given:
             _check_index(file)
     if not any(file.suffix in _WEIGHTS for file in files):
         raise UsageError(f"{path} has no weights (*.safetensors)")
+    for file in files:
+        if file.suffix == ".safetensors":
+            _check_length(file)
     return Given(path, Kind.CHECKPOINT, tuple(files))
+
+
+def _check_length(path: Path) -> None:
+    """Raise ModelFormatError unless a .safetensors file is as long as its header says."""
+    source = Source.open(path)
+    length = int.from_bytes(source.read(0, min(8, source.size)), "little")
+    if 8 + length <= source.size:
+        try:
+            header = json.loads(source.read(8, length))
+            ends = [
+                one["data_offsets"][1] for name, one in header.items() if name != "__metadata__"
+            ]
+            wanted = 8 + length + max(ends, default=0)
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise ModelFormatError(f"{path} has a damaged header ({error}): {_AGAIN}") from error
+        if source.size == wanted:
+            return
+    raise ModelFormatError(f"{path} is truncated, it has {source.size:,} bytes: {_AGAIN}")
 
 
 def _check_index(path: Path) -> None:

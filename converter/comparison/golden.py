@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edge_opt.base.atomic import AnyPath, resolve_target, write_whole
+from edge_opt.base.atomic import AnyPath, path_of, resolve_target, write_whole
 from edge_opt.base.errors import EdgeOptError, UsageError, match_names
 from edge_opt.base.record import from_dict
 from edge_opt.comparison.findings import (
@@ -204,7 +204,7 @@ def check(model: ModelLike, path: AnyPath) -> ComparisonReport:
         GoldenError: the file is missing, broken or of another version.
         RuntimeFailed: the model does not run.
     """
-    golden, samples = _read(Path(path))
+    golden, samples = _read(path_of(path, "a golden file"))
     kept = iter(zip(golden.outputs, samples, strict=True))
     known = {signature.name: signature for signature in golden.signatures}
     names = os.fspath(path), name_of(model, "model")

@@ -1,9 +1,8 @@
 """The text of a graph before and after each pass, as numbered files: a diff of two is what a pass did."""
 
 import re
-from pathlib import Path
 
-from edge_opt.base.atomic import AnyPath, write_whole
+from edge_opt.base.atomic import AnyPath, path_of, write_whole
 from edge_opt.base.errors import OutputError, UsageError
 from edge_opt.ir import Subgraph
 from edge_opt.ir.text import subgraph_text
@@ -20,7 +19,7 @@ class Dump:
     """
 
     def __init__(self, folder: AnyPath) -> None:
-        self._folder = Path(folder)
+        self._folder = path_of(folder, "dump")
         self._count = 0
         try:
             self._folder.mkdir(parents=True, exist_ok=True)

@@ -9,8 +9,9 @@ import numpy as np
 
 from edge_opt.attention.positions import find_rotary
 from edge_opt.base.errors import ModelFormatError, UsageError, unknown
-from edge_opt.ir import Model, Shape, Tensor, to_bytes
+from edge_opt.ir import Buffer, Model, Shape, Tensor, to_bytes
 from edge_opt.ir.cleanup import parts_in_use, remove_unused
+from edge_opt.ir.model import Metadata
 from edge_opt.ir.opening import AUXILIARY_SECTION, MAIN_SECTION, Opened, Part
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.walk import reads
@@ -18,6 +19,7 @@ from edge_opt.passes.contract import shape_options
 from edge_opt.runtime.description import describe
 from edge_opt.runtime.runner import Worker
 from edge_opt.runtime.tensors import known_length
+from edge_opt.schema.data import Data
 from edge_opt.schema.litertlm import read_executor_metadata
 from edge_opt.shapes.closing import Folded, close_shapes, folded_regions
 from edge_opt.soundness import Unsound, broken_ranges, unequal_caches
@@ -25,6 +27,8 @@ from edge_opt.verification.audit import UnverifiedChangeError
 from edge_opt.verification.rewrite import remove_dead
 
 Sections = Literal["prefill-decode", "all"]
+_MARK = "edge-opt target"  # metadata that names the target of the last conversion
+_LONGEST_NAME = 200
 
 
 def choose_parts(opened: Opened, sections: Sections = "prefill-decode") -> list[Part]:
@@ -59,6 +63,34 @@ def _is_readable(part: Part) -> bool:
         return bool(part.model)
     except ModelFormatError:
         return False
+
+
+def mark_converted(model: Model, target: str) -> None:
+    """Note in the model's metadata that it was converted for a target."""
+    kept = [entry for entry in model.metadata if entry.name != _MARK]
+    model.metadata = [*kept, Metadata(_MARK, Buffer(Data(target.encode())))]
+
+
+def find_notes(
+    opened: Opened, parts: Iterable[Part], target: str, *, dry_run: bool
+) -> Iterator[str]:
+    """Notes on the models; UsageError, or a note in a dry run, if one was converted for another target."""
+    for part in parts:
+        yield from part.model.notes
+        for entry in part.model.metadata:
+            mark = entry.buffer.data
+            if entry.name != _MARK or mark is None or mark.length > _LONGEST_NAME:
+                continue
+            earlier = mark.view().tobytes().decode(errors="replace")
+            if earlier == target:
+                continue
+            text = (
+                f"{opened.path or 'the model'} was converted for target '{earlier}', which cannot be reverted: for "
+                f"'{target}', give the original file"
+            )
+            if not dry_run:
+                raise UsageError(text)
+            yield text
 
 
 def positions_in(opened: Opened, parts: Iterable[Part]) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -12,6 +12,7 @@ from edge_opt.base.record import Record
 from edge_opt.base.words import listed, many, one_line, size
 from edge_opt.ir import Model, to_bytes
 from edge_opt.ir.opening import ExportedModel, ModelLike
+from edge_opt.passes.mha_to_sha import MhaToSha
 from edge_opt.soundness import Unsound, sentences
 from edge_opt.verification.check import Exact
 from edge_opt.verification.verdict import Proof, Ran, Status, Verdict
@@ -120,30 +121,23 @@ class ConversionResult(Record):
         return [site for site in self.sites if site.status in (Status.SKIPPED, Status.REVERTED)]
 
     def summary(self) -> str:
-        """The outcome as the command line prints it; sites of a pass with the same outcome share a line.
+        """The outcome as the command line prints it; sites of a pass that need a remark, by remark.
 
-        The headline does not count settled sites.
+        The headline does not count settled sites. Reports have every site.
         """
         groups: dict[tuple[Status, str, str], list[Verdict]] = defaultdict(list)
         for site in self.sites:
-            if site.status is not Status.SETTLED or (site.heads or 0) > 1:
-                groups[site.status, site.pass_name, site.note or site.reason].append(site)
+            remark = site.note or site.reason
+            if remark and (site.status is not Status.SETTLED or (site.heads or 0) > 1):
+                name = "" if _is_attention(site) else site.pass_name
+                groups[site.status, name, remark].append(site)
         lines = []
-        for (status, name, text), sites in sorted(
+        for (status, name, remark), sites in sorted(
             groups.items(), key=lambda one: _ORDER.index(one[0][0])
         ):
-            what = (
-                f"{many(len(sites), 'site')} of {name}{':' * (status is Status.SETTLED)} {status}"
-            )
-            if status is Status.CONVERTED:
-                ways = Counter(_ran(site) for site in sites)
-                parts = [
-                    f"{number} {way}" if len(ways) > 1 else way for way, number in ways.items()
-                ]
-                lines.append(f"{what}: {'; '.join(filter(None, (*parts, text)))}")
-            else:
-                places = listed(f"{site.signature}#{site.index}" for site in sites)
-                lines.append(f"{what} ({places}): {text}")
+            what = f"{name}: {len(sites)}" if name else many(len(sites), "attention block")
+            places = listed(f"{site.signature}#{site.index}" for site in sites)
+            lines.append(f"{what}{':' * (status is Status.SETTLED)} {status} ({places}): {remark}")
         lines += [*unsound(self), *self.notes]
         lines += [f"{one.name}: {one.outcome}; required: {one.allowance}" for one in self.whole]
         return "\n".join(map(one_line, [headline(self), *(f"  {line}" for line in lines)]))
@@ -168,32 +162,43 @@ def check_requirements(result: ConversionResult, *, require_all: bool) -> None:
 
 
 def headline(result: ConversionResult) -> str:
-    """How many sites were converted and how they were verified, or why there was nothing to convert."""
-    count = len(result.converted) + len(result.skipped)
-    blocks = [site.heads for site in result.sites if site.heads is not None]
+    """How many attention blocks were split and how they were verified, or why there was nothing to convert."""
+    decided = [*result.converted, *result.skipped]
+    blocks = sum(map(_is_attention, decided))
+    split = sum(map(_is_attention, result.converted))
     declined = sum(site.status is Status.SETTLED and (site.heads or 0) > 1 for site in result.sites)
-    if not blocks and not count:
-        return "No attention was found, or mha_to_sha was skipped: nothing was split."
-    if count:
-        return f"{len(result.converted)} of {many(count, 'site')} converted{_verified(result)}."
+    parts = [f"{split} of {many(blocks, 'attention block')} split"] if blocks else []
+    if len(decided) > blocks:
+        others = many(len(decided) - blocks, "other rewrite" if blocks else "rewrite")
+        parts.append(f"{len(result.converted) - split} of {others} made")
+    if parts:
+        return f"{', '.join(parts)}{_verified(result)}."
     if declined:
         text = f"Target '{result.target}' gains nothing from splitting {many(declined, 'attention block')}"
         return f"{text}: nothing was split."
+    if all(site.heads is None for site in result.sites):
+        return "No attention was found, or mha_to_sha was skipped: nothing was split."
     return "Every attention in the model is single-head already: there was nothing to split."
+
+
+def _is_attention(site: Verdict) -> bool:
+    return site.heads is not None or site.pass_name == MhaToSha.name
 
 
 def _verified(result: ConversionResult) -> str:
     if result.verified == "none" or not result.converted:
         return ", not verified (--verify none)" if result.converted else ""
     proofs = [site.proof for site in result.converted if site.proof is not None]
-    text = ", each verified bit for bit"
+    alike = sum(bool(proof.like) for proof in proofs)
+    ran = f" ({len(proofs) - alike} run{f'; {alike} repeat their structure' if alike else ''})"
+    text = f", bit-identical{ran}"
     notes = dict.fromkeys(one.note for one in proofs if not one.bitwise)
     if not all(isinstance(proof.check, Exact) for proof in proofs):
         worst = max(proofs, key=lambda proof: proof.max_abs)
         name = next(site.pass_name for site in result.converted if site.proof is worst)
         figure = f"largest difference {worst.max_abs:.3g}, by {name}" if worst.max_abs else ""
         detail = ": ".join(filter(None, (figure, worst.note))) or "no difference"
-        text = f", each verified within the tolerance of its pass ({detail})"
+        text = f", verified within the tolerance of each pass{ran}: {detail}"
     elif notes:
         bounded = [proof for proof in proofs if not proof.bitwise]
         where = " on the reference kernels" if all(map(_ran_on_reference, bounded)) else ""

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Literal, get_args
 
-from edge_opt.base.atomic import AnyPath, resolve_target
+from edge_opt.base.atomic import AnyPath, path_of, resolve_target
 from edge_opt.base.errors import EdgeOptError, UsageError, match_names, unknown
 from edge_opt.base.words import Progress
 from edge_opt.conversion import models
@@ -65,7 +65,7 @@ def convert(
 
     Args:
         source: a .tflite file, its bytes, a .litertlm bundle, a loaded `Model`, or what `litert_torch.convert` returns.
-        output: where to write; if None, `<stem>.opt<suffix>` beside a source file.
+        output: where to write; in a folder, or if None beside the source file, `<stem>.opt<suffix>`.
         target: the name of a bundled target or of a chip, the path of a target file, or a `Target`; "generic" if None.
         skip: names of passes (`edge_opt.passes.PASSES`) to skip.
         passes: the passes to run, in this order, by name or as objects; default: all of `edge_opt.passes.PASSES`.
@@ -85,7 +85,8 @@ def convert(
 
     Raises:
         ModelFormatError: the source is not a valid model.
-        UsageError: an unknown name, an input that does not fit, an output that is the input or exists.
+        UsageError: an unknown name, an input that does not fit, an output that is the input or exists, a source that
+            was converted for another target.
         OutputError: the output cannot be written.
         SitesSkippedError: a site was skipped although all were required, or no site could be verified.
         DifferenceFoundError: `verify="full"` found a difference; nothing was written.
@@ -116,13 +117,14 @@ def convert(
             verifier.start()  # its imports overlap with reading the model
         parts = models.choose_parts(opened, sections)
         check_not_compiled(parts[0].model, opened.path)
+        notes = dict.fromkeys(models.find_notes(opened, parts, facts.name, dry_run=dry_run))
         destination = None if dry_run else _destination(opened, output, overwrite=overwrite)
         result = ConversionResult(
             opened.path, None, facts.name, verify, model=parts[0].model, given=given
         )
         stack.enter_context(_carrying(result))
         result.soundness = models.find_unsound(opened)
-        result.notes = [*dict.fromkeys(note for part in parts for note in part.model.notes)]
+        result.notes = [*notes]
         models.close_inputs(parts, shapes or {}, verify=verify != "none")
         positions = models.positions_in(opened, parts)
         rewriting = _Rewriting(
@@ -204,9 +206,12 @@ def _destination(
         output = default_output(path, opened.suffix)
     if output is None:
         return None
+    output = path_of(output, "an output")
+    if output.is_dir() and path is not None:
+        output /= default_output(path, opened.suffix).name
     check_suffix(output, opened.suffix)
     resolve_target(output, overwrite=overwrite, inputs=[path])
-    return Path(output)
+    return output
 
 
 @contextmanager
@@ -278,6 +283,8 @@ class _Rewriting:
         if self.target.new_operator_codes is False and cleanup.fill_old_codes(model):
             part.changed = True
         audit.check()
+        if any(site.status is Status.CONVERTED for site in sites):
+            models.mark_converted(model, self.target.name)
 
     def _context(self, part: Part, graph: Subgraph, name: str, audit: Audit) -> Context:
         return Context(

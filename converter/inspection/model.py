@@ -172,10 +172,11 @@ def inspect(
         inspection.placement = placed_by_file(model)
         inspection.placed_by = "the compiled file"
         return inspection
-    result = convert(source, target=facts, shapes=shapes, verify="none", dry_run=True)
-    inspection.sites = result.sites
+    expected = convert(source, target=facts, shapes=shapes, verify="none", dry_run=True)
+    inspection.sites = expected.sites
+    inspection.notes = expected.notes
     if facts is not None:
-        counts = {one.name: one.operators_after for one in result.signatures}
+        counts = {one.name: one.operators_after for one in expected.signatures}
         inspection.lint = lint(model, facts, counts)
         inspection.placement = placed_by_facts(model, facts)
         inspection.placed_by = facts_about(facts)

@@ -37,6 +37,7 @@ _NO_LINT = "No known problems with the result on this target."
 _MARKS = re.compile(
     r"[\\`*\[\]|~$]|:(?=//)|(?<=www)\.|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|#(?=\s*$)"
 )
+_BARS = re.compile("█+|░+")
 _TAGS = {"&": "&amp;", "<": "&lt;"}
 
 Table = list[tuple[str, ...]]
@@ -49,13 +50,15 @@ Part = str | Table | Example
 class Report(Record):
     """Report of a conversion; `lint` has (severity, sentence) pairs about the result.
 
-    `origin`: date, versions, and digests of the files, by name. A pickled report has no example.
+    `origin`: date, versions, and digests of the files, by name. `gain`: NPU estimates, as title, table and note. A
+    pickled report has no example.
     """
 
     result: ConversionResult
     example: Example | None = None
     lint: Sequence[tuple[str, str]] = ()
     origin: Mapping[str, str] = field(default_factory=dict)
+    gain: tuple[str, Table, str] | None = None
 
     _only_here = ("example",)
 
@@ -70,15 +73,12 @@ class Report(Record):
     def sections(self) -> Iterator[tuple[str, Part]]:
         """Sections of the Markdown and HTML formats, in order."""
         result = self.result
-        heads = (
-            "pass",
-            "signature",
-            "site",
-            "heads",
-            "verdict",
-            "reason, or result of verification",
-        )
+        heads = ("site", "heads", "verdict", "reason, or result of verification")
         sites: Table = [*map(_site_row, result.sites)]
+        if self.gain is not None:
+            title, rows, note = self.gain
+            yield title, [*rows]
+            yield "Limits of the estimates", note
         yield "Signatures", entry_points(result)
         yield "Sites", [heads, *sites] if sites else "No pass applies to this model."
         if result.whole:
@@ -104,6 +104,7 @@ class Report(Record):
             "origin": dict(self.origin),
             "summary": self.summary,
             "lint": [{"severity": severity, "message": message} for severity, message in self.lint],
+            "gain": self.gain,
             "example": None if self.example is None else self.example.to_dict(),
         }
 
@@ -127,15 +128,8 @@ class Report(Record):
 
 
 def _site_row(site: Verdict) -> tuple[str, ...]:
-    why = site.reason or proof(site)
-    return (
-        site.pass_name,
-        site.signature,
-        str(site.index),
-        str(site.heads or ""),
-        str(site.status),
-        why,
-    )
+    where = f"{site.pass_name} {site.signature}#{site.index}"
+    return where, str(site.heads or ""), str(site.status), site.reason or proof(site)
 
 
 def check_report_path(
@@ -155,8 +149,13 @@ def check_report_path(
         )
 
 
-def conversion_report(result: ConversionResult, *, target: TargetLike | None = None) -> Report:
-    """The report of a conversion, with findings for `target` (as for `convert`).
+def conversion_report(
+    result: ConversionResult,
+    *,
+    target: TargetLike | None = None,
+    gain: tuple[str, Table, str] | None = None,
+) -> Report:
+    """The report of a conversion, with findings for `target` (as for `convert`), and estimates (see `Report.gain`).
 
     Raises:
         UsageError: the target is unknown.
@@ -175,7 +174,7 @@ def conversion_report(result: ConversionResult, *, target: TargetLike | None = N
         if path is not None and Path(path).is_file():
             with Path(path).open("rb") as file:
                 origin[f"{name}, SHA-256"] = hashlib.file_digest(file, "sha256").hexdigest()
-    return Report(result, find_example(result), findings, origin)
+    return Report(result, find_example(result), findings, origin, gain)
 
 
 def to_markdown(
@@ -218,6 +217,12 @@ def _text(text: str) -> str:
     return _MARKS.sub(lambda match: f"\\{match[0]}", plain)
 
 
+def _bar(found: re.Match[str]) -> str:
+    """A run of block characters as a coloured bar."""
+    kind = "after" if found[0].startswith("█") else "before"
+    return f'<i class="{kind}" style="width:{len(found[0]) / 2}em"></i>'
+
+
 def to_html(title: str, summary: str, sections: Iterable[tuple[str, Part]]) -> str:
     """Render the report as a page; each section has a title and one part."""
     from markdown_it import MarkdownIt  # noqa: PLC0415 - not needed for other formats
@@ -227,4 +232,5 @@ def to_html(title: str, summary: str, sections: Iterable[tuple[str, Part]]) -> s
     style = (page / "page.css").read_text()
     text = to_markdown(title, summary, sections, drawn=False)
     body = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
+    body = _BARS.sub(_bar, body)
     return Template(frame).substitute(title=html.escape(one_line(title)), style=style, body=body)

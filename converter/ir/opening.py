@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, Unpack, runtime_checkable
+from typing import IO, Any, Protocol, Unpack, runtime_checkable
 
+from edge_opt.base.atomic import contents_of
 from edge_opt.base.errors import ModelFormatError, UsageError, unknown
 from edge_opt.base.words import listed
 from edge_opt.base.work import made_from
@@ -25,7 +26,9 @@ from edge_opt.schema.table import new_table
 from edge_opt.schema.writer import Writing
 
 
-def load(source: str | os.PathLike[str] | bytes | Source, *, model: str | None = None) -> Model:
+def load(
+    source: str | os.PathLike[str] | bytes | IO[bytes] | Source, *, model: str | None = None
+) -> Model:
     """Read a .tflite file or its bytes. Weights stay on disk until their numbers are needed.
 
     `model` names the one to read from a bundle: `prefill_decode`, `embedder`, `aux`.
@@ -69,15 +72,16 @@ class ExportedModel(Protocol):
 
 
 Readable = str | os.PathLike[str] | bytes | Model
-ModelLike = Readable | ExportedModel
+ModelLike = Readable | IO[bytes] | ExportedModel
 
 
 def readable(given: ModelLike) -> Readable:
     """Return `given`, an exported model as its .tflite bytes; UsageError if it is not a model."""
     if isinstance(given, str | os.PathLike | bytes | Model):
         return given
-    if isinstance(given, bytearray | memoryview):
-        return bytes(given)
+    content = contents_of(given)
+    if content is not None:
+        return content
     # litert-torch has `model_content`, ai-edge-torch had `tflite_model`.
     for name in ("model_content", "tflite_model"):
         reader = getattr(given, name, None)

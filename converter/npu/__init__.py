@@ -11,6 +11,7 @@ from edge_opt.npu.compiler import (
     Figures,
     TimeEstimate,
 )
+from edge_opt.npu.parts import draw_gain
 from edge_opt.npu.profiling import Measured, Profile, profile
 from edge_opt.npu.tuning import Trial, Tuning, tune, tuned_target
 from edge_opt.targets.target import write_target
@@ -26,6 +27,7 @@ __all__ = [
     "Trial",
     "Tuning",
     "compare_on_npu",
+    "draw_gain",
     "profile",
     "tune",
     "tuned_target",

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from edge_opt.attention.block import AS_FOUND, FORM_NAMES, Block, logits_bytes
-from edge_opt.base.atomic import write_whole
+from edge_opt.base.atomic import path_of, write_whole
 from edge_opt.base.errors import UsageError, did_you_mean, unknown
 from edge_opt.ir import DType, Operator
 from edge_opt.ir.composites import COMPOSITE, composite_name
@@ -186,7 +186,7 @@ def load_target(name: TargetLike) -> Target:
     """
     if isinstance(name, Target):
         return name
-    name = os.fspath(name)
+    name = str(path_of(name, "a target"))
     found = find_chip(name)
     if found is not None:
         vendor, chip = found

@@ -1,0 +1,130 @@
+"""Where the time of an entry point goes: to attention, feed-forward, norms and logits."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from edge_opt.base.atomic import AnyPath
+from edge_opt.base.words import Progress, size
+from edge_opt.inspection.report import Table
+from edge_opt.ir import Model, Operator, Tensor
+from edge_opt.ir.composites import composite_name
+from edge_opt.ir.opening import Opened
+from edge_opt.ir.walk import backward_slice, cut_signature, walked
+from edge_opt.npu.compiler import Compiler, CompilerFailedError, Figures
+from edge_opt.npu.profiling import measure
+from edge_opt.npu.tuning import largest_attention
+from edge_opt.npu.vendors import backend_of
+
+_PRODUCT = "FULLY_CONNECTED"
+_LAYERS = 2
+_FIRST = "before"
+_BARS = {_FIRST: "░", "after": "█"}
+_LONGEST = 14  # characters of a bar
+_PARTS = ("all layers", "attention", "feed-forward", "norms", "logits")
+
+
+def draw_gain(
+    models: Sequence[AnyPath], compiler: Compiler, progress: Progress | None = None
+) -> tuple[str, Table, str]:
+    """Estimated times of the entry point with the largest attention, in the first model and in the last one.
+
+    Parts of the first layers are timed by compiling the graph up to each part's end: the difference to the part before
+    it is the part's time, with all that the compiler fuses and overlaps.
+
+    Returns a title, a table with a bar in each row, and a note.
+
+    Raises:
+        UsageError: the first model has no multi-head attention, or the compiler estimates no time.
+        CompilerMissingError, CompilerFailedError, ModelFormatError: as `profile`.
+    """
+    judge = backend_of(compiler.chip).judge(compiler)
+    versions = dict(zip(_BARS, dict.fromkeys((models[0], models[-1])), strict=False))
+    signature = ""
+    times: dict[tuple[str, str], int] = Counter()
+    spills: dict[str, int] = {}
+    for version, path in versions.items():
+        model = Opened(path).main().model
+        signature = signature or largest_attention(model)[0]
+        outputs = model.arguments(signature)[2]
+        whole = _up_to(model, signature, [*outputs.values()], judge)
+        times["all layers", version] = _us(whole)
+        spills[version] = whole.spill or 0
+        points = [*_points(model, signature)]
+        earlier = 0
+        for place, (part, tensor) in enumerate(points):
+            if progress is not None:
+                progress(f"compiling parts, {version}", place, len(points))
+            us = _us(_up_to(model, signature, [tensor], judge))
+            times[part, version] += us - earlier
+            earlier = us
+        others = [tensor for name, tensor in outputs.items() if "logits" not in name]
+        if others and len(others) < len(outputs):
+            below = _up_to(model, signature, others, judge)
+            times["logits", version] = times["all layers", version] - _us(below)
+    rows: Table = [("", "", "estimated", "")]
+    longest = max(times.values())
+    for part in (one for one in _PARTS if (one, _FIRST) in times):
+        for version in versions:
+            us = max(0, times[part, version])
+            name = part if version == _FIRST else ""
+            rows.append((name, version, f"{us / 1000:.3f} ms", _bar(version, us / longest)))
+    for version, spill in spills.items():
+        share = spill / (max(spills.values()) or 1)
+        name = "spill" if version == _FIRST else ""
+        rows.append((name, version, size(spill), _bar(version, share)))
+    note = (
+        f"Attention, feed-forward and norms are those of the first {_LAYERS} layers. Estimates for {judge.chip}; not "
+        "timed on a phone."
+    )
+    return f"Where the time of {signature} goes", rows, note
+
+
+def _points(model: Model, signature: str) -> Iterator[tuple[str, Tensor]]:
+    """Ends of parts in the first layers, in execution order: norms, and products whose results join the main stream.
+
+    Attention ends at the first product with weights below each SOFTMAX, whose shape is the main stream's.
+    """
+    graph = model.arguments(signature)[0]
+    softmaxes = [operator for operator in graph.operators if operator.name == "SOFTMAX"]
+    ends = {one for one in walked(softmaxes, _below) if one.name == _PRODUCT}
+    shapes = {one.output.shape for one in ends}
+    layers = 0
+    for operator in graph.operators:
+        tensor = operator.outputs[0]
+        is_norm = "norm" in (composite_name(operator) or operator.name).lower()
+        if tensor.shape not in shapes or not (is_norm or operator.name == _PRODUCT):
+            continue
+        layers += operator in ends
+        if layers > _LAYERS:
+            return
+        part = "attention" if operator in ends else "feed-forward"
+        yield "norms" if is_norm else part, tensor
+
+
+def _below(operator: Operator) -> Iterable[Operator]:
+    if operator.name == _PRODUCT:
+        return ()
+    return [reader for tensor in operator.outputs for reader in tensor.consumers]
+
+
+def _up_to(model: Model, signature: str, ends: Sequence[Tensor], compiler: Compiler) -> Figures:
+    """The compiler's figures for the operators that compute some tensors."""
+    needed, starts = backward_slice(ends)
+    operators = [one for one in model.arguments(signature)[0].operators if one in needed]
+    inputs = {f"in_{place}": tensor for place, tensor in enumerate(starts)}
+    outputs = {f"out_{place}": one for place, one in enumerate(ends) if one.producer is not None}
+    cut = cut_signature(model, signature, operators, inputs, outputs)
+    measured = measure(cut, signature, compiler)
+    if measured.figures is None:
+        raise CompilerFailedError(f"{signature}: {measured.failure}")
+    return measured.figures
+
+
+def _us(figures: Figures) -> int:
+    if figures.time is None:
+        raise CompilerFailedError(f"no picture of the times: {figures.note}")
+    return figures.time.us
+
+
+def _bar(version: str, share: float) -> str:
+    return _BARS[version] * round(_LONGEST * share)
