@@ -62,8 +62,10 @@ def _record(function: str, *arguments: Any) -> tuple[str, tuple[Any, ...]]:
 
 def enum_members(name: str) -> dict[str, int]:
     """The members of an enum class of the bindings, in declaration order."""
+    members = vars(getattr(bindings, name)).items()
+    # Python 3.13 puts `__firstlineno__` among a class's own.
     return {
-        key: value for key, value in vars(getattr(bindings, name)).items() if isinstance(value, int)
+        key: value for key, value in members if isinstance(value, int) and not key.startswith("__")
     }
 
 

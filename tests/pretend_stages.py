@@ -1,6 +1,7 @@
 """The stages of a build as small plain functions: bundles of three sections instead of language models."""
 
 import hashlib
+import json
 import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -63,6 +64,15 @@ def checkpoint(folder: Path) -> Path:
     return folder
 
 
+def adapter(folder: Path, **config: str) -> Path:
+    """What is looked at of a LoRA folder."""
+    folder.mkdir()
+    config = {"peft_type": "LORA", "base_model_name_or_path": "google/gemma", **config}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    (folder / "adapter_model.safetensors").write_bytes(WEIGHTS)
+    return folder
+
+
 @dataclass
 class Stages:
     """A toolchain; `ran` are the stages that were carried out, `instead` what some of them do otherwise."""
@@ -108,6 +118,11 @@ class Stages:
         calibrate = {"max_calibration_decode_steps": steps}
         settings = {"export": taken, "calibrate": calibrate, "quantize": {}, "compile": chip}
         return {"config": {**chip, **taken}, "settings": settings, "caches": job.options["caches"]}
+
+    def merge(self, job: Job) -> dict[str, Any]:
+        (Path(job.output) / "checkpoint").mkdir()
+        (Path(job.output) / "checkpoint" / "config.json").write_text("{}")
+        return {}
 
     def round(self, job: Job) -> dict[str, Any]:
         (Path(job.output) / "checkpoint").mkdir()

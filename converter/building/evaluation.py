@@ -22,7 +22,7 @@ from edge_opt.base.words import Progress, many
 from edge_opt.building import stages
 from edge_opt.building.prompts import read_prompts, text_of
 from edge_opt.building.recipe import EMULATE, EVALUATE
-from edge_opt.building.source import Kind, look_at
+from edge_opt.building.source import ADAPTER_CONFIG, Kind, look_at
 from edge_opt.building.stages import Job, StageFailedError
 from edge_opt.ir import DType, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.opening import Opened
@@ -155,6 +155,10 @@ def evaluate(
         raise UsageError("no bundle to evaluate: give one after the checkpoint")
     inputs: dict[str, str] = {}
     for path in (reference, *given):
+        if Path(path, ADAPTER_CONFIG).exists():
+            raise UsageError(
+                f"{path} is a LoRA folder: give merge/checkpoint in the work folder of its build"
+            )
         kind = look_at(Path(path)).kind
         if (kind is Kind.CHECKPOINT) is bool(inputs):
             raise UsageError(

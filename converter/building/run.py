@@ -23,6 +23,7 @@ from edge_opt.building.recipe import (
     CONFIGURE,
     EMULATE,
     EVALUATE,
+    MERGE,
     OPTIMIZE,
     SOURCES,
     WEIGHTS,
@@ -84,6 +85,7 @@ def build(
     output: AnyPath,
     *,
     soc: str,
+    base: AnyPath | None = None,
     prompts: AnyPath | None = None,
     sdk: AnyPath | None = None,
     prefill: Sequence[int] | None = None,
@@ -104,9 +106,11 @@ def build(
     """Build a bundle for an NPU from a checkpoint, or from an intermediate bundle of litert-torch's pipeline.
 
     Args:
-        source: a Hugging Face folder, a float .litertlm or a quantized one.
+        source: a Hugging Face folder, a LoRA adapter's folder, a float .litertlm or a quantized one.
         output: the .litertlm to write.
         soc: the chip, e.g. SM8750.
+        base: the checkpoint that a LoRA adapter belongs to; None for the folder that it names, or one of that name
+            beside it.
         prompts: JSON lines to calibrate with; required unless the source is quantized.
         sdk: folder with the vendor's libraries, as for `edge_opt.npu.Compiler`. Without MediaTek's, the build ends at
             the compiler, and the next run continues there. litert-torch finds other vendors' compilers.
@@ -144,7 +148,7 @@ def build(
     folder = work_folder(output) if work is None else Path(work)
     _check_output(output, Path(source), folder, overwrite=overwrite)
     vendor, chip = _chip_of(soc)
-    given = look_at(Path(source))
+    given = look_at(Path(source), None if base is None else Path(base))
     facts = _target(vendor, chip, target)
     libraries = _libraries(vendor, Compiler(chip, sdk=sdk))
     lengths = _lengths(given, prefill, cache)
@@ -153,6 +157,8 @@ def build(
     rounding = {"ratio": limit, "plan": _plan(plan, weights)}
     texts = _texts(given, prompts, held_out, evaluate=evaluate)
     versions = stages.tool_versions()
+    if given.adapter:
+        versions |= stages.versions_of(("peft",), stages.INSTALL)
     runtimes = evaluation.check_runtimes() if texts.scored else {}
     result = BuildResult(str(source), given.kind, chip, vendor, str(folder), versions=versions)
     with stages.taken(folder), _finishing(result, began):
@@ -164,8 +170,11 @@ def build(
             on_stage,
             result.stages,
         )
-        origin = Input(given.path, stages.digest_of(given.files, given.files[0].parent))
+        origin = _input(given.files, given.path)
         run.files = dict.fromkeys(SOURCES[given.kind], origin) | _written(texts.calibration, folder)
+        if given.adapter:
+            run.files["adapter"] = _input(given.adapter, given.adapter[0].parent)
+            run.run(MERGE, {})
         _configure(run, result, given, {**(settings or {}), **lengths})
         quantized = run_recipe(run, steps, result.settings, result.caches["window"], rounding)
         _check_sound(quantized.path)
@@ -193,6 +202,11 @@ def build(
         _check_quality(result, limit, bundle)
         _deliver(bundle, result, output, overwrite=overwrite)
     return result
+
+
+def _input(files: Sequence[Path], path: Path) -> Input:
+    """The file or folder `path`, whose result depends on these files."""
+    return Input(path, stages.digest_of(files, files[0].parent))
 
 
 @contextmanager
