@@ -34,7 +34,8 @@ from pretend_stages import (
 
 from edge_opt import evaluate
 from edge_opt.base.errors import ModelFormatError, OutputError, UsageError
-from edge_opt.building import BuildCheckError, StageFailedError, stages
+from edge_opt.building import BuildCheckError, StageFailedError
+from edge_opt.building import run as build_run
 from edge_opt.building.sections import faults, keep_sections
 from edge_opt.building.stages import Job
 from edge_opt.comparison.compare import compare
@@ -124,7 +125,7 @@ def test_layers_in_4_bits_are_rounded_before_the_export_and_stored_behind_the_qu
 def test_a_lora_folder_is_merged_with_its_base_before_all_other_stages(
     place: Place, monkeypatch: Patch, how: str
 ) -> None:
-    monkeypatch.setattr(stages, "versions_of", lambda *_: {"peft": "1"})
+    monkeypatch.setattr(build_run, "versions_of", lambda *_: {"peft": "1"})
     tuned = adapter(place.folder / "tuned")
     base = place.checkpoint
     options: dict[str, Any] = {}

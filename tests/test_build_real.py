@@ -253,7 +253,7 @@ def test_settings_come_from_the_vendor_and_the_command_line_in_that_order() -> N
         ({"settings": {"cache_length": 64}}, "a cache of 64 tokens has no room for two prefills of 128, so"),
         ({"settings": {"soc_model": "SM8850"}}, "--set soc_model cannot be set: it follows from --soc"),
         ({"settings": {"weight_quantization_recipe": "x"}}, "cannot be set: it follows from --weights"),
-        ({"settings": {"export_vision_encoder": True}}, "cannot be set: with it, litert-torch 0.10 exports"),
+        ({"settings": {"export_vision_encoder": True}}, "cannot be set: with it, litert-torch exports"),
         ({"settings": {"spm_path": "x"}}, "--set spm_path cannot be set: it follows from the work folder"),
     ],
 )  # fmt: skip

@@ -17,6 +17,7 @@ import numpy as np
 
 from edge_opt.base.atomic import AnyPath
 from edge_opt.base.errors import UsageError
+from edge_opt.base.packages import versions_of
 from edge_opt.base.record import Record, from_dict
 from edge_opt.base.words import Progress, many
 from edge_opt.building import stages
@@ -184,8 +185,8 @@ def evaluate(
 
 def check_runtimes(*, bundles: bool = True) -> dict[str, str]:
     """The version of LiteRT-LM if `bundles`; UsageError if it, or a package that runs checkpoints, is missing."""
-    stages.versions_of(("torch", "transformers"), stages.INSTALL)
-    return stages.versions_of(("litert-lm-api",), _INSTALL_LM) if bundles else {}
+    versions_of(("torch", "transformers"), stages.INSTALL)
+    return versions_of(("litert_lm",), _INSTALL_LM) if bundles else {}
 
 
 def read_texts(path: Path, calibrated: Sequence[Any] = ()) -> list[str]:
@@ -287,11 +288,12 @@ def score(job: Job, progress: Progress) -> dict[str, Any]:
                     skipped += 1
                     continue
                 scored += 1
-                texts: dict[str, Text] = {}
-                for name, answer in zip(bundles, answers, strict=True):
-                    texts[name] = answer.text
-                    likelihoods[name] += answer.likelihoods
-                likelihoods[reference] += checkpoint.say(part, texts)
+                texts = {name: one.text for name, one in zip(bundles, answers, strict=True)}
+                found = [checkpoint.say(part, texts), *(one.likelihoods for one in answers)]
+                for token in zip(*found, strict=True):
+                    if None not in token:
+                        for own, likelihood in zip(likelihoods.values(), token, strict=True):
+                            own.append(likelihood)
             if scored and _worst_error(likelihoods, reference) <= ERROR:
                 break
     if not scored:
@@ -323,10 +325,10 @@ def _loaded(bundle: str) -> tuple[Any, int]:
 
 
 class Said(NamedTuple):
-    """A prompt as a bundle's tokens, and the log-likelihoods of those scored."""
+    """A prompt as a bundle's tokens, and the log-likelihoods of those scored; None for one that cannot be."""
 
     text: Text
-    likelihoods: list[float]
+    likelihoods: list[float | None]
 
 
 def say(bundle: str, part: Part) -> Said | None:
@@ -340,14 +342,37 @@ def say(bundle: str, part: Part) -> Said | None:
         before, scored = (tuple(engine.tokenize(text)) for text in part)
         if 1 + len(before) + len(scored) >= room:
             return None
+        try:
+            likelihoods = _likelihoods(engine, part)
+        except RuntimeError:  # LiteRT-LM 0.19 scores no more than one token in a session
+            likelihoods = _one_by_one(engine, part[0], before, scored)
         if engine.bos_token_id is not None:
             before = (engine.bos_token_id, *before)
-        with engine.create_session(apply_prompt_template=False) as session:
-            session.run_prefill([part[0]])
-            likelihoods = session.run_text_scoring([part[1]]).token_scores[0]
     except Exception as error:  # LiteRT-LM's
         raise StageFailedError(f"{Path(bundle).name} did not run: {error}") from error
-    return Said(Text(before, scored), [*likelihoods])
+    return Said(Text(before, scored), likelihoods)
+
+
+def _likelihoods(engine: Any, part: Part) -> list[float | None]:
+    with engine.create_session(apply_prompt_template=False) as session:
+        session.run_prefill([part[0]])
+        return [*session.run_text_scoring([part[1]]).token_scores[0]]
+
+
+def _one_by_one(
+    engine: Any, text: str, before: Sequence[int], scored: Sequence[int]
+) -> list[float | None]:
+    """Score each token in a session of its own; None where texts cut there give other tokens."""
+    found: list[float | None] = []
+    for place, token in enumerate(scored):
+        read = text + engine.detokenize(scored[:place]) if place else text
+        alone = engine.detokenize([token])
+        is_same = engine.tokenize(read) == [*before, *scored[:place]]
+        if is_same and engine.tokenize(alone) == [token]:
+            found += _likelihoods(engine, (read, alone))
+        else:
+            found.append(None)
+    return found
 
 
 def float_softmax(bundle: AnyPath, output: AnyPath) -> None:

@@ -16,7 +16,7 @@ def merge(job: Job, _: Progress) -> dict[str, Any]:
     """Write the merged checkpoint, with the adapter's tokenizer if it has one.
 
     Raises:
-        UsageError: a weight of the adapter has no place in the base, or is missing, or peft cannot read or merge the adapter.
+        UsageError: the adapter has weights that the base has not, or too few, or peft cannot read or merge it.
     """
     import peft
     from safetensors import safe_open

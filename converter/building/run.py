@@ -12,6 +12,7 @@ from typing import Any
 
 from edge_opt.base.atomic import AnyPath, replacing, resolve_target
 from edge_opt.base.errors import EdgeOptError, UsageError, unknown
+from edge_opt.base.packages import versions_of
 from edge_opt.base.record import Record, from_dict
 from edge_opt.base.words import Progress
 from edge_opt.base.work import work_folder
@@ -156,11 +157,10 @@ def build(
     limit = _limit(max_perplexity_ratio, weights)
     rounding = {"ratio": limit, "plan": _plan(plan, weights)}
     texts = _texts(given, prompts, held_out, evaluate=evaluate)
-    versions = stages.tool_versions()
-    if given.adapter:
-        versions |= stages.versions_of(("peft",), stages.INSTALL)
+    versions = _versions(given)
     runtimes = evaluation.check_runtimes() if texts.scored else {}
     result = BuildResult(str(source), given.kind, chip, vendor, str(folder), versions=versions)
+    result.warnings += filter(None, [stages.untried(versions)])
     with stages.taken(folder), _finishing(result, began):
         run = Stages(
             folder,
@@ -202,6 +202,11 @@ def build(
         _check_quality(result, limit, bundle)
         _deliver(bundle, result, output, overwrite=overwrite)
     return result
+
+
+def _versions(given: Given) -> dict[str, str]:
+    merging = versions_of(("peft",), stages.INSTALL) if given.adapter else {}
+    return stages.tool_versions() | merging
 
 
 def _input(files: Sequence[Path], path: Path) -> Input:
