@@ -34,8 +34,8 @@ def merge(job: Job, _: Progress) -> dict[str, Any]:
         )
         merged = adapted.merge_and_unload(safe_merge=True)
     except Exception as error:  # peft's and safetensors'
-        first_line, _, _ = str(error).partition("\n")
-        raise UsageError(f"{adapter} cannot be merged with {base}: {first_line}") from error
+        cause = str(error).partition("\n")[0]
+        raise UsageError(f"{adapter} cannot be merged with {base}: {cause}") from error
     astray = (held - known) | (needed - held)
     if astray:
         raise UsageError(

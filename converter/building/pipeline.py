@@ -265,7 +265,7 @@ def calibrate(job: Job, _: Progress) -> dict[str, Any]:
     check_lengths(lengths, config.cache_length)
     wording, planned, notes = _planned_prompts(job, model, config, lengths)
     for name in filter(find_spec, QUANTIZERS):
-        interpreters = importlib.import_module(f"{name}.utils.tfl_interpreter_utils")
+        interpreters: Any = importlib.import_module(f"{name}.utils.tfl_interpreter_utils")
         create = interpreters.create_tfl_interpreter
         # It asks for 16 threads; those without a core of their own lose time waiting for each other.
         interpreters.create_tfl_interpreter = partial(

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -43,7 +43,14 @@ _TOLD = "stage.json"
 _PARTIAL = ".partial"
 """Suffix of folders that a killed build may leave, and the next one deletes."""
 # litert-torch imports tensorflow without requiring it.
-_TOOLS = ["litert_torch", "ai_edge_litert", "litert_lm_builder", "tensorflow", "torch", "transformers"]
+_TOOLS = [
+    "litert_torch",
+    "ai_edge_litert",
+    "litert_lm_builder",
+    "tensorflow",
+    "torch",
+    "transformers",
+]
 QUANTIZERS = ("ai_edge_quantizer", "litert_quantizer")
 """The module of the quantizer that litert-torch calls, by its old name and by its new one."""
 _NOT_RUN = {"__pycache__", "cli", "testdata"}
@@ -144,14 +151,18 @@ class StageReport(Record):
         return Input(self.folder / MODEL, self.digest)
 
 
+def quantizers() -> Sequence[str]:
+    """The installed modules of `QUANTIZERS`, or the first if there is none."""
+    return [module for module in QUANTIZERS if version_of(module)] or QUANTIZERS[:1]
+
+
 def tool_versions() -> dict[str, str]:
     """Versions of the packages that results depend on; UsageError if one is missing.
 
     edge-opt's has a digest of its code. It is computed for every build: stages start from the files as they are then,
     even if this process loaded older ones.
     """
-    quantizers = [module for module in QUANTIZERS if version_of(module)] or QUANTIZERS[:1]
-    versions = versions_of([*_TOOLS, *quantizers], INSTALL)
+    versions = versions_of([*_TOOLS, *quantizers()], INSTALL)
     return versions | {"edge-opt": f"{version('edge-opt')}+{_code_digest()}"}
 
 
