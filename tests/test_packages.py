@@ -5,8 +5,10 @@ import re
 
 import pytest
 from cli_runs import DEMO, Captured, Patch, run
+from doc_pages import ROOT
 
 from edge_opt.base import packages
+from edge_opt.building import stages
 from edge_opt.building.doctor import diagnose
 from edge_opt.conversion import convert
 from edge_opt.inspection.report import conversion_report
@@ -58,6 +60,16 @@ def test_a_release_over_a_nightly_is_one_warning_when_the_runtime_starts(
     assert record.levelno == logging.WARNING
     both = "ai-edge-litert 2.3 and ai-edge-litert-nightly 2.3 are both installed and share their files: run `pip "
     assert both in record.getMessage()
+
+
+def test_the_lock_file_has_hashes_the_versions_of_the_extra_and_no_address() -> None:
+    text = (ROOT / "requirements-build.txt").read_text(encoding="utf-8")
+    locked = dict(re.findall(r"^([\w.-]+)==([\w.]+) \\$", text, re.MULTILINE))
+    assert locked["litert-torch"].startswith(f"{stages.TRIED[0]}.")
+    assert {"ai-edge-litert", "litert-lm", "peft", "tensorflow"} <= locked.keys()
+    assert text.count("--hash=sha256:") >= len(locked) > 50
+    assert "://" not in text
+    assert "index" not in text.replace("--no-emit-index-url", "")
 
 
 def test_doctor_says_what_works_and_one_command_for_the_rest(
