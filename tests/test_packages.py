@@ -79,7 +79,8 @@ def test_doctor_says_what_works_and_one_command_for_the_rest(
     for name in ("EDGE_OPT_QNN", "QNN_SDK_ROOT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(compiler, "find_spec", lambda _: None)
-    monkeypatch.setattr(packages, "_providers", lambda: {packages.RUNTIME: ["ai-edge-litert"]})
+    runtime = {packages.RUNTIME: packages._providers()[packages.RUNTIME]}
+    monkeypatch.setattr(packages, "_providers", lambda: runtime)
     found = run(capsys, "doctor", "--json").json
     works = [one["name"] for one in found["abilities"] if not one["problem"]]
     assert works == ["convert, compare"]

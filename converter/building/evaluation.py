@@ -345,7 +345,7 @@ def say(bundle: str, part: Part) -> Said | None:
         try:
             likelihoods = _likelihoods(engine, part)
         except RuntimeError:  # LiteRT-LM 0.19 scores no more than one token in a session
-            likelihoods = _one_by_one(engine, part[0], before, scored)
+            likelihoods = _one_by_one(engine, part, before, scored)
         if engine.bos_token_id is not None:
             before = (engine.bos_token_id, *before)
     except Exception as error:  # LiteRT-LM's
@@ -360,16 +360,22 @@ def _likelihoods(engine: Any, part: Part) -> list[float | None]:
 
 
 def _one_by_one(
-    engine: Any, text: str, before: Sequence[int], scored: Sequence[int]
+    engine: Any, part: Part, before: Sequence[int], scored: Sequence[int]
 ) -> list[float | None]:
-    """Score each token in a session of its own; None where texts cut there give other tokens."""
+    """Score each token in a session of its own; None where the text cannot be cut around it without changing tokens."""
+    read, text = part
+    whole = [*before, *scored]
+    ends: dict[int, int] = {}
+    for end in range(len(text) + 1):
+        tokens = engine.tokenize(read + text[:end])
+        if tokens == whole[: len(tokens)]:
+            ends.setdefault(len(tokens) - len(before), end)
     found: list[float | None] = []
     for place, token in enumerate(scored):
-        read = text + engine.detokenize(scored[:place]) if place else text
-        alone = engine.detokenize([token])
-        is_same = engine.tokenize(read) == [*before, *scored[:place]]
-        if is_same and engine.tokenize(alone) == [token]:
-            found += _likelihoods(engine, (read, alone))
+        start = ends.get(place)
+        alone = text[start : ends.get(place + 1)]
+        if start is not None and engine.tokenize(alone) == [token]:
+            found += _likelihoods(engine, (read + text[:start], alone))
         else:
             found.append(None)
     return found
