@@ -3,9 +3,10 @@
     python benchmarks/real.py CHECKPOINT --prompts calibration.jsonl --held-out held.jsonl
                               [--weights 8 4-logits] [--soc SM8750] [--sdk DIR] [--work DIR] [--json]
 
-CHECKPOINT is a Hugging Face folder; `testdata/make_checkpoint.py` makes one with random weights. The builds use the
-default settings and include the evaluation. Results of an earlier run in DIR are reused, with their times. Needs the
-extras `build` and `lm`, Qualcomm's libraries and about 12 GiB, no network.
+README's rows are of Gemma 3 270M, SmolLM2-135M-Instruct and Qwen2.5-Coder-0.5B-Instruct; Qwen2.5-Coder-1.5B-Instruct
+takes 23 GiB. CHECKPOINT is a Hugging Face folder; `testdata/make_checkpoint.py` makes one with random weights. The
+builds use the default settings and include the evaluation. Results of an earlier run in DIR are reused, with their
+times. Needs the extras `build` and `lm`, Qualcomm's libraries and, for the first three, about 12 GiB, no network.
 """
 
 import argparse

@@ -16,8 +16,8 @@ from typing import Annotated, Any
 
 import typer
 
-from edge_opt.base.errors import TRACEBACK, EdgeOptError
-from edge_opt.cli import models, output, phones
+from edge_opt.base.errors import TRACEBACK, EdgeOptError, UsageError
+from edge_opt.cli import installation, models, options, output, phones
 
 PROGRAM = "edge-opt"
 EXIT_USAGE = 2
@@ -73,7 +73,7 @@ class _Command(typer.core.TyperCommand):
 for _command in (
     *(models.convert, models.inspect, models.compare),
     *(phones.build, phones.evaluate, phones.profile, phones.tune),
-    *(models.demo, models.passes, models.targets),
+    *(models.demo, models.passes, models.targets, installation.doctor),
 ):
     app.command(cls=_Command)(_command)
 golden = typer.Typer(
@@ -84,25 +84,21 @@ golden.command(cls=_Command)(models.check)
 app.add_typer(golden, name="golden")
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        from importlib.metadata import version
-
-        typer.echo(f"edge-opt {version('edge-opt')}")
-        raise typer.Exit
-
-
-@app.callback()
+@app.callback(invoke_without_command=True)
 def edge_opt(
     *,
     version: Annotated[
         bool,
-        typer.Option(
-            "-V", "--version", callback=_version, is_eager=True, help="Print the version."
-        ),
+        options.option("Print the version; with --json, of all packages.", None, "-V", "--version"),
     ] = False,
+    as_json: Annotated[bool, options.option("With --version: as JSON.", None, "--json")] = False,
 ) -> None:
     """Rewrite the attention of .tflite language models for NPUs, and verify each rewrite."""
+    if version:
+        installation.print_version(as_json=as_json)
+        raise typer.Exit
+    if as_json:
+        raise UsageError("--json has no place before the command: write it behind")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -9,13 +9,17 @@ from edge_opt.cli.options import argument, expert, option, read_settings
 
 def build(
     source: Annotated[
-        Path, argument("A Hugging Face folder, or a .litertlm from litert-torch.", "IN")
+        Path, argument("A Hugging Face or LoRA folder, or a .litertlm from litert-torch.", "IN")
     ],
     *,
     destination: Annotated[
         Path, option("The bundle for the NPU.", "<OUT.litertlm>", "-o", "--output")
     ],
     soc: options.RequiredChip,
+    base: Annotated[
+        Path | None,
+        option("A LoRA folder's base model. Default: found by name beside it.", "<DIR>"),
+    ] = None,
     prompts: Annotated[
         Path | None, option("Calibration prompts, as JSON lines.", "<FILE.jsonl>")
     ] = None,
@@ -75,6 +79,7 @@ def build(
             source,
             destination,
             soc=soc,
+            base=base,
             prompts=prompts,
             held_out=held_out,
             sdk=sdk,

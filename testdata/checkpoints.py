@@ -190,6 +190,7 @@ ARCHITECTURES: Mapping[str, tuple[str, str, Callable[[Sizes], dict[str, Any]]]] 
     ),
     "lfm2": ("Lfm2Config", "Lfm2ForCausalLM", _lfm2),
     "lfm2_vl": ("Lfm2VlConfig", "Lfm2VlForConditionalGeneration", _lfm2_vl),
+    "granite": ("GraniteConfig", "GraniteForCausalLM", _common),
     "llama": ("LlamaConfig", "LlamaForCausalLM", with_head_size),
     "mistral": ("MistralConfig", "MistralForCausalLM", with_head_size),
     "paligemma": ("PaliGemmaConfig", "PaliGemmaForConditionalGeneration", _paligemma),

@@ -28,6 +28,14 @@ DEPRECATED: dict[str, list[Row]] = {
     "SignatureDef": [("deprecated_tag", 3, "string", None)],
 }
 
+# Names of a bundle's sections in litert-lm-builder 0.19: releases lack the last two, and have others for the first two.
+SECTIONS = {
+    "Text2SpeechMetadataProto": 10,
+    "Speech2TextMetadataProto": 11,
+    "Text2ImageMetadataProto": 12,
+    "Any2AnyMetadataProto": 13,
+}
+
 # flatc's camelCase drops the underscore before a digit; these are the names that had one.
 _DIGIT_NAMES = {
     "builtinOptions2": "builtin_options_2",
@@ -62,8 +70,10 @@ def _record(function: str, *arguments: Any) -> tuple[str, tuple[Any, ...]]:
 
 def enum_members(name: str) -> dict[str, int]:
     """The members of an enum class of the bindings, in declaration order."""
+    members = vars(getattr(bindings, name)).items()
+    # Python 3.13 puts `__firstlineno__` among a class's own.
     return {
-        key: value for key, value in vars(getattr(bindings, name)).items() if isinstance(value, int)
+        key: value for key, value in members if isinstance(value, int) and not key.startswith("__")
     }
 
 
@@ -76,7 +86,11 @@ def read_enums() -> dict[str, dict[str, int]]:
     plain = [
         name for name in _classes() if _is_enum(name) and not hasattr(bindings, f"{name}Creator")
     ]
-    return {name: enum_members(name) for name in plain}
+    enums = {name: enum_members(name) for name in plain}
+    sections = enums["AnySectionDataType"]
+    known = {name: number for name, number in sections.items() if number < min(SECTIONS.values())}
+    enums["AnySectionDataType"] = known | SECTIONS
+    return enums
 
 
 def _is_enum(name: str) -> bool:

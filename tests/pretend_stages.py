@@ -1,6 +1,7 @@
 """The stages of a build as small plain functions: bundles of three sections instead of language models."""
 
 import hashlib
+import json
 import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -69,6 +70,15 @@ def checkpoint(folder: Path) -> Path:
     return folder
 
 
+def adapter(folder: Path, **config: str) -> Path:
+    """What is looked at of a LoRA folder."""
+    folder.mkdir()
+    config = {"peft_type": "LORA", "base_model_name_or_path": "google/gemma", **config}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    (folder / "adapter_model.safetensors").write_bytes(WEIGHTS)
+    return folder
+
+
 @dataclass
 class Stages:
     """A toolchain; `ran` are the stages that were carried out, `instead` what some of them do otherwise."""
@@ -115,6 +125,11 @@ class Stages:
         settings = {"export": taken, "calibrate": calibrate, "quantize": {}, "compile": chip}
         config = {**chip, **taken}
         return {"config": config, "settings": settings, "caches": job.options["caches"]}
+
+    def merge(self, job: Job) -> dict[str, Any]:
+        (Path(job.output) / "checkpoint").mkdir()
+        (Path(job.output) / "checkpoint" / "config.json").write_text("{}")
+        return {}
 
     def round(self, job: Job) -> dict[str, Any]:
         (Path(job.output) / "checkpoint").mkdir()

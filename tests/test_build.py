@@ -27,12 +27,15 @@ from pretend_stages import (
     WEIGHTS,
     Place,
     Stages,
+    adapter,
     bundle_of,
     write,
 )
 
+from edge_opt import evaluate
 from edge_opt.base.errors import ModelFormatError, OutputError, UsageError
 from edge_opt.building import BuildCheckError, StageFailedError
+from edge_opt.building import run as build_run
 from edge_opt.building.sections import faults, keep_sections
 from edge_opt.building.source import SETTING
 from edge_opt.building.stages import Job
@@ -117,6 +120,32 @@ def test_layers_in_4_bits_are_rounded_before_the_export_and_stored_behind_the_qu
     plan.write_text('{"products": []}')
     stages, _ = place.build(weights="4", plan=plan, max_perplexity_ratio=1.2)
     assert stages.jobs["round"].options == {"ratio": 1.2, "plan": {"products": []}, "rotate": True}
+
+
+@pytest.mark.parametrize("how", ["beside it", "as the adapter names it", "as given"])
+def test_a_lora_folder_is_merged_with_its_base_before_all_other_stages(
+    place: Place, monkeypatch: Patch, how: str
+) -> None:
+    monkeypatch.setattr(build_run, "versions_of", lambda *_: {"peft": "1"})
+    tuned = adapter(place.folder / "tuned")
+    base = place.checkpoint
+    options: dict[str, Any] = {}
+    if how != "beside it":
+        base = place.checkpoint.rename(place.folder / "base")
+        options = {"base": base}
+    if how == "as the adapter names it":
+        tuned = adapter(place.folder / "other", base_model_name_or_path=str(options.pop("base")))
+    ran, _ = place.build(tuned, **options)
+    assert ran.ran == ["merge", *ALL]
+    assert ran.jobs["merge"].inputs == {"source": str(base), "adapter": str(tuned)}
+    merged = str(place.work / "merge" / "checkpoint")
+    assert ran.jobs["configure"].inputs["source"] == merged
+    assert ran.jobs["export"].inputs["base"] == merged
+    (tuned / "adapter_model.safetensors").write_bytes(WEIGHTS + b"other")
+    again, _ = place.build(tuned, **options)
+    assert again.ran[0] == "merge"
+    with pytest.raises(UsageError, match="is a LoRA folder: give merge/checkpoint in the work"):
+        evaluate(tuned, place.output, place.prompts)
 
 
 def test_a_bundle_worse_than_allowed_stays_in_the_work_folder(place: Place) -> None:
@@ -404,6 +433,15 @@ BAD: dict[str, Change] = {
     "has no config.json, but .*gemma has one: give that folder": lambda place: {"source": place.folder},
     "is a file of weights": lambda place: {"source": place.folder / WEIGHT_FILE},
     "if this is a name on Hugging Face, download it first: hf download google/g": options(source="google/g"),
+    "is for a LoRA folder, and .*gemma has no adapter_config.json: leave it out": options(base="gemma"),
+    "there is no folder google/gemini, .*gemini with its base model: give its folder with base=...": lambda place: {
+        "source": adapter(place.folder / "tuned", base_model_name_or_path="google/gemini")},
+    "is an adapter of type 'IA3', and only LORA is merged": lambda place: {
+        "source": adapter(place.folder / "tuned", peft_type="IA3")},
+    "tuned has no adapter_model.safetensors: copy it": lambda place: {
+        "source": adapter(place.folder / "tuned"), **put("tuned/adapter_model.safetensors", None)(place)},
+    "adapter_config.json cannot be read: it is not a JSON object": lambda place: {
+        "source": adapter(place.folder / "tuned"), **put("tuned/adapter_config.json", "[]")(place)},
     "config.json cannot be read": put(CONFIG, "{"),
     "config.json cannot be read: maximum recursion": put(CONFIG, "[" * 100_000),
     "does not exist: check the path": lambda place: {"source": place.folder / "nowhere"},

@@ -21,9 +21,10 @@ from typing import Any
 
 import pytest
 from cli_runs import Patch
-from pretend_stages import FLOAT, TOKENIZER, Place, write
+from pretend_stages import FLOAT, TOKENIZER, Place, Stages, write
 from terminal_signals import gone
 
+from edge_opt.base import packages
 from edge_opt.base.errors import EdgeOptError, OutputError, UsageError
 from edge_opt.base.words import Progress
 from edge_opt.building import StageFailedError, pipeline, stages
@@ -35,18 +36,18 @@ ROOT = Path(__file__).parent.parent
 NO_SETTING = "from edge_opt.base.errors import UsageError\nraise UsageError('no such setting')"
 
 
-def test_the_extra_holds_the_version_that_is_known_here() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]
-    assert f"litert-torch=={stages.SUPPORTED}.*" in extras["build"]
+def test_the_extra_holds_a_version_that_was_tried() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extra = project["optional-dependencies"]["build"]
+    assert f"litert-torch=={stages.TRIED[0]}.*" in extra
 
 
 def test_the_version_of_edge_opt_changes_with_its_code_wherever_it_is(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """`build` reuses a stage's result only if the versions are the same."""
-    monkeypatch.setattr(stages, "version", lambda _: f"{stages.SUPPORTED}.0")
+    monkeypatch.setattr(stages, "version", lambda _: "1.0")
+    monkeypatch.setattr(packages, "version_of", lambda _: "2.0")
     place = tmp_path / "one"
 
     def found() -> str:
@@ -59,7 +60,7 @@ def test_the_version_of_edge_opt_changes_with_its_code_wherever_it_is(
         (place / path).parent.mkdir(parents=True, exist_ok=True)
         (place / path).write_text(path)
     editable = found()
-    assert re.fullmatch(rf"{re.escape(stages.SUPPORTED)}\.0\+[0-9a-f]{{16}}", editable)
+    assert re.fullmatch(r"1\.0\+[0-9a-f]{16}", editable)
     place = place.rename(tmp_path / "other")
     os.utime(place / "schema" / "c.json", (1, 1))
     (place / "edge_opt" / "__pycache__").mkdir()
@@ -82,27 +83,63 @@ def test_the_version_of_edge_opt_changes_with_its_code_wherever_it_is(
     assert len(seen) == 6
 
 
+@pytest.fixture
+def installed(monkeypatch: Patch) -> dict[str, list[str]]:
+    """The packages that provide each module, as if nightly builds of all were installed."""
+    modules = "litert_torch ai_edge_quantizer ai_edge_litert litert_lm_builder tensorflow torch transformers litert_lm"
+    found = {module: [f"{module.replace('_', '-')}-nightly"] for module in modules.split()}
+    monkeypatch.setattr(packages, "_providers", lambda: found)
+    monkeypatch.setattr(packages.metadata, "version", lambda _: "0.11.0.dev1")
+    return found
+
+
 @pytest.mark.parametrize(
-    ("found", "check", "sentence"),
+    ("missing", "check", "sentence"),
     [
-        ({"litert-torch": "0.11.0"}, stages.tool_versions, "litert-torch is 0.11.0, but edge-opt supports only 0.10: "),
-        ({"torch": None}, stages.tool_versions, "torch is not installed: pip install '.[build]"),
-        ({"torch": None}, check_runtimes, "torch is not installed: pip install '.[build]"),
-        ({"litert-lm-api": None}, check_runtimes, "litert-lm-api is not installed: pip install '.[lm]'"),
+        ("torch", stages.tool_versions, "torch is not installed: pip install '.[build]"),
+        ("ai_edge_quantizer", stages.tool_versions, "ai-edge-quantizer is not installed: pip install '.[build]"),
+        ("torch", check_runtimes, "torch is not installed: pip install '.[build]"),
+        ("litert_lm", check_runtimes, "litert-lm is not installed: pip install '.[lm]'"),
     ],
 )  # fmt: skip
-def test_another_version_or_none_is_a_sentence(
-    monkeypatch: Patch, found: dict[str, str | None], check: Callable[[], object], sentence: str
+def test_a_missing_package_is_a_sentence(
+    installed: dict[str, list[str]], missing: str, check: Callable[[], object], sentence: str
 ) -> None:
-    def version(name: str) -> str:
-        told = found.get(name, "0.10.0")
-        if told is None:
-            raise stages.PackageNotFoundError(name)
-        return told
-
-    monkeypatch.setattr(stages, "version", version)
+    del installed[missing]
     with pytest.raises(UsageError, match=re.escape(sentence)):
         check()
+
+
+def test_the_quantizer_may_have_its_new_name(installed: dict[str, list[str]]) -> None:
+    installed["litert_quantizer"] = [installed.pop("ai_edge_quantizer")[0]]
+    assert stages.tool_versions()["litert-quantizer"] == "0.11.0.dev1"
+
+
+def test_an_untried_litert_torch_is_a_warning(place: Place) -> None:
+    for version, warnings in (("0.11.0.dev1", 0), ("0.12.0", 1)):
+        _, result = place.build(stages=Stages(versions={"litert-torch": version}))
+        assert len(result.warnings) == warnings
+    assert result.warnings[0].startswith("litert-torch is 0.12.0, and edge-opt was tried with 0.10")
+
+
+@pytest.mark.parametrize("what", ["module", "function"])
+def test_a_pipeline_that_lacks_what_is_called_is_refused_by_name(
+    monkeypatch: Patch, what: str
+) -> None:
+    offered = SimpleNamespace(**dict.fromkeys(pipeline._CALLED))
+    monkeypatch.setattr(pipeline, "_lib", lambda _: offered)
+    pipeline.check_pipeline()
+    sentence = "litert-torch's NPU pipeline has no quant_func: pip install"
+    if what == "module":
+        monkeypatch.undo()
+        monkeypatch.setattr(pipeline, "_EXPORT", "edge_opt.nowhere")
+        sentence = (
+            "litert-torch's NPU pipeline is not there (No module named 'edge_opt.nowhere'): pip"
+        )
+    else:
+        del offered.quant_func
+    with pytest.raises(UsageError, match=re.escape(sentence)):
+        pipeline.check_pipeline()
 
 
 STARTS_A_PROCESS = """
@@ -282,7 +319,5 @@ def test_ranges_of_sums_that_litert_would_abort_on_are_widened(tmp_path: Path) -
 
 def test_a_window_without_metadata_to_hold_it_is_an_error(tmp_path: Path) -> None:
     bundle = write(tmp_path / "m.litertlm", FLOAT, TOKENIZER)
-    with pytest.raises(
-        EdgeOptError, match=r"assumes a window of 512 instead of 128: use litert-torch 0\.10"
-    ):
+    with pytest.raises(EdgeOptError, match=r"assumes a window of 512 instead of 128: pip install"):
         pipeline.write_window(bundle, 128)

@@ -180,6 +180,26 @@ def test_norms_of_a_rotated_checkpoint_are_still_composites(folder: Path, tmp_pa
         assert "RSQRT" not in operators
 
 
+def test_gemma_4_s_text_decoder_becomes_a_bundle(tmp_path: Path) -> None:
+    """Its global layers have another head size than its local ones, and values have a norm."""
+    require_qnn()
+    checkpoint = tmp_path / "gemma4"
+    small = "--layers 3 --hidden 64 --ffn 128 --heads 4 --kv-heads 2 --head-size 32 --vocab 512"
+    command = [sys.executable, TESTDATA / "make_checkpoint.py", checkpoint, "--window", "64"]
+    subprocess.run([*command, "--architecture", "gemma4", *small.split()], check=True)
+    result = build(
+        checkpoint,
+        tmp_path / "out.litertlm",
+        prompts=checkpoint.with_suffix(".jsonl"),
+        **{**OPTIONS, "prefill": [32], "cache": 128},
+    )
+    prefill, decode = result.optimized["signatures"]
+    assert prefill["kept"] == "converted"
+    assert decode["after"]["taken"] == decode["after"]["operators"], "all of it on the NPU"
+    assert result.caches["ring"] == 64
+    assert {found.rule for found in inspect(str(result.converted)).soundness} == set()
+
+
 def test_the_notebook_runs(
     folder: Path, monkeypatch: Patch, capsys: pytest.CaptureFixture[str]
 ) -> None:

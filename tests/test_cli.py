@@ -42,7 +42,7 @@ from edge_opt.passes import PASSES
 from edge_opt.targets import load_target, target_names
 
 COMMANDS = (
-    "convert", "inspect", "compare", "build", "evaluate", "profile", "tune", "demo", "passes", "targets",
+    "convert", "inspect", "compare", "build", "evaluate", "profile", "tune", "demo", "passes", "targets", "doctor",
     "golden record", "golden check",
 )  # fmt: skip
 # Help needs none of these; each costs more than all the rest together.
@@ -121,6 +121,7 @@ def test_every_command_has_the_same_words() -> None:
         "demo",
         "passes",
         "targets",
+        "doctor",
     }
     for word in ("--json", "--quiet", "--force", "--report", "--verify", "--sdk", "--shape"):
         helps = {o.help for c in commands().values() for o in c.params if word in o.opts}
@@ -133,6 +134,11 @@ def test_version_is_that_of_the_package(capsys: Captured) -> None:
     for ran in (run(capsys, "--version"), run(capsys, "-V"), run_apart("--version")):
         assert (ran.code, ran.out, ran.err) == (0, f"edge-opt {edge_opt.__version__}\n", "")
     assert run(capsys) == run(capsys, "--help")
+    told = run(capsys, "--version", "--json").json
+    assert told["edge-opt"] == edge_opt.__version__
+    assert told["ai-edge-litert"]
+    sentence = "--json has no place before the command"
+    assert run(capsys, "--json", "passes").failed_in_one_sentence(2).startswith(sentence)
 
 
 @pytest.mark.parametrize(

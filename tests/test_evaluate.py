@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -100,6 +101,19 @@ def test_perplexity_is_one_over_the_mean_chance_and_its_ratio_is_to_the_referenc
     assert {model.tokens for model in found.models} == {4}
     assert (found.prompts, found.skipped) == (2, 0)
     assert steps == [("evaluate", 0, 2), ("evaluate", 1, 2)]
+
+
+def test_a_token_that_one_bundle_cannot_score_counts_for_no_model(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_first(path: str, part: tuple[str, str]) -> Any:
+        said = place.say(path, part)
+        return said._replace(likelihoods=[None, *said.likelihoods[1:]]) if "bad" in path else said
+
+    monkeypatch.setattr(evaluation, "say", without_first)
+    found = place.evaluate()
+    assert {model.tokens for model in found.models} == {2}
+    assert [model.ratio for model in found.models] == pytest.approx([1.0, 1.25, 5.0])
 
 
 def score(likelihoods: list[float], reference: list[float]) -> ModelScore:
@@ -255,6 +269,22 @@ def test_a_bundle_scores_the_second_part_after_the_first(monkeypatch: pytest.Mon
         [-3.0, -4.0],
     )
     assert read == ["one three"]
+
+    def one_token(texts: list[str]) -> SimpleNamespace:
+        if len(engine.tokenize(texts[0])) > 1:
+            raise RuntimeError("only supports rolling back one token")
+        return scored(texts)
+
+    session.run_text_scoring = one_token
+    assert evaluation.say("m", ("one three", " two four")) == (
+        Text((7, 3, 5), (3, 4)),
+        [-3.0, -4.0],
+    )
+    assert read[1:] == ["one three", "one three", "one three two"]
+    engine.tokenize = lambda text: [len(word) for word in re.split(r"[ -]", text.strip())]
+    said = evaluation.say("m", ("one", " two-four"))
+    assert said is not None
+    assert said.likelihoods == [-3.0, None], "behind the hyphen, the text alone has other tokens"
     assert evaluation.say("m", ("one three", " two four five")) is None
     with pytest.raises(StageFailedError, match=r"m\.litertlm did not run: 'int' object"):
         evaluation.say("m.litertlm", ("one", 2))

@@ -26,6 +26,7 @@ THIRD_PARTY = {
         f"converter/building/{name}.py"
         for name in ("evaluation", "logits", "network", "pipeline", "rotation", "rounding")
     ),
+    "peft": ("converter/building/merging.py",),
     "litert_lm": ("converter/building/evaluation.py",),
     "typer": ("cli/",),
     "rich": ("cli/",),

@@ -63,8 +63,8 @@ def test_help_shows_every_option_of_convert_with_its_type_and_default_and_explai
     options = {name: entry for name, entry in shown.items() if entry.kind is entry.KEYWORD_ONLY}
     assert len(options) == 13
     assert all(entry.annotation is not entry.empty for entry in options.values())
-    arguments = str(edge_opt.convert.__doc__).partition("Args:")[2].partition("Raises:")[0]
-    assert set(re.findall(r"^ {8}(\w+): ", arguments, re.MULTILINE)) == set(shown)
+    arguments = str(inspect.getdoc(edge_opt.convert)).partition("Args:")[2].partition("Raises:")[0]
+    assert set(re.findall(r"^ {4}(\w+): ", arguments, re.MULTILINE)) == set(shown)
 
 
 TYPED = """

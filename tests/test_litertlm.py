@@ -11,6 +11,7 @@ from cli_runs import DEMO, Captured, run
 from schema_models import plain
 
 from edge_opt.base.errors import ModelFormatError, UsageError
+from edge_opt.building.sections import name as section_name
 from edge_opt.comparison.compare import compare
 from edge_opt.conversion import convert
 from edge_opt.ir import load, to_bytes
@@ -138,6 +139,18 @@ def commands_on(path: str, output: Path) -> list[list[object]]:
         ["golden", "record", path, "-o", golden, "--force"],
         ["golden", "check", path, golden],
     ]
+
+
+def test_sections_of_the_newest_bundles_have_names_and_stay(tmp_path: Path) -> None:
+    model = model_part("prefill_decode", DEMO.read_bytes())
+    path = tmp_path / "in.litertlm"
+    path.write_bytes(bundle([(12, {}, b"of images"), model, (13, {}, b"of any")]))
+    convert(path, tmp_path / "out.litertlm", passes=["mha_to_sha"], verify="none")
+    found = read_bundle(tmp_path / "out.litertlm")
+    kinds = [section_name(section) for section in found.sections]
+    assert kinds == ["Text2ImageMetadataProto", "prefill_decode", "Any2AnyMetadataProto"]
+    contents = [found.content(index).read(0, 9) for index in (0, 2)]
+    assert [bytes(content).rstrip(b"\0") for content in contents] == [b"of images", b"of any"]
 
 
 def test_the_only_model_of_a_bundle_needs_no_name(tmp_path: Path, capsys: Captured) -> None:

@@ -241,6 +241,7 @@ def test_a_flatbuffer_over_the_limit_puts_its_weights_after_it(monkeypatch: Patc
     again = model_bytes(root)
     assert all(data.external for data in stored(read_model(again)))
     assert as_bindings(read_model(again)) == plain(unpack(again))
+    root.set("description", "long" * 1024)
     monkeypatch.setattr(flatbuffers.Builder, "MAX_BUFFER_SIZE", 1024)
     with pytest.raises(ModelFormatError, match="tables take over 2 GB"):
         model_bytes(root)

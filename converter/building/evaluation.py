@@ -17,12 +17,13 @@ import numpy as np
 
 from edge_opt.base.atomic import AnyPath, path_of
 from edge_opt.base.errors import UsageError
+from edge_opt.base.packages import versions_of
 from edge_opt.base.record import Record, from_dict
 from edge_opt.base.words import Progress, many
 from edge_opt.building import stages
 from edge_opt.building.prompts import read_prompts, text_of
 from edge_opt.building.recipe import EMULATE, EVALUATE
-from edge_opt.building.source import Kind, look_at
+from edge_opt.building.source import ADAPTER_CONFIG, Kind, look_at
 from edge_opt.building.stages import Job, StageFailedError
 from edge_opt.ir import DType, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.opening import Opened
@@ -165,7 +166,11 @@ def evaluate(
         raise UsageError("no bundle to evaluate: give one after the checkpoint")
     inputs: dict[str, str] = {}
     for path in (reference, *given):
-        kind = look_at(path_of(path, "a model")).kind
+        if path_of(path, "a model").joinpath(ADAPTER_CONFIG).exists():
+            raise UsageError(
+                f"{path} is a LoRA folder: give merge/checkpoint in the work folder of its build"
+            )
+        kind = look_at(Path(path)).kind
         if (kind is Kind.CHECKPOINT) is bool(inputs):
             raise UsageError(
                 f"{path} is a {kind}: give the checkpoint first, and bundles made from it after it"
@@ -190,8 +195,8 @@ def evaluate(
 
 def check_runtimes(*, bundles: bool = True) -> dict[str, str]:
     """The version of LiteRT-LM if `bundles`; UsageError if it, or a package that runs checkpoints, is missing."""
-    stages.versions_of(("torch", "transformers"), stages.INSTALL)
-    return stages.versions_of(("litert-lm-api",), _INSTALL_LM) if bundles else {}
+    versions_of(("torch", "transformers"), stages.INSTALL)
+    return versions_of(("litert_lm",), _INSTALL_LM) if bundles else {}
 
 
 def read_texts(path: Path, calibrated: Sequence[Any] = ()) -> list[str]:
@@ -293,11 +298,12 @@ def score(job: Job, progress: Progress) -> dict[str, Any]:
                     skipped += 1
                     continue
                 scored += 1
-                texts: dict[str, Text] = {}
-                for name, answer in zip(bundles, answers, strict=True):
-                    texts[name] = answer.text
-                    likelihoods[name] += answer.likelihoods
-                likelihoods[reference] += checkpoint.say(part, texts)
+                texts = {name: one.text for name, one in zip(bundles, answers, strict=True)}
+                found = [checkpoint.say(part, texts), *(one.likelihoods for one in answers)]
+                for token in zip(*found, strict=True):
+                    if None not in token:
+                        for own, likelihood in zip(likelihoods.values(), token, strict=True):
+                            own.append(likelihood)
             if scored and _worst_error(likelihoods, reference) <= ERROR:
                 break
     if not scored:
@@ -334,10 +340,10 @@ def _loaded(bundle: str) -> tuple[Any, int]:
 
 
 class Said(NamedTuple):
-    """A prompt as a bundle's tokens, and the log-likelihoods of those scored."""
+    """A prompt as a bundle's tokens, and the log-likelihoods of those scored; None for one that cannot be."""
 
     text: Text
-    likelihoods: list[float]
+    likelihoods: list[float | None]
 
 
 def say(bundle: str, part: Part) -> Said | None:
@@ -351,14 +357,43 @@ def say(bundle: str, part: Part) -> Said | None:
         before, scored = (tuple(engine.tokenize(text)) for text in part)
         if 1 + len(before) + len(scored) >= room:
             return None
+        try:
+            likelihoods = _likelihoods(engine, part)
+        except RuntimeError:  # LiteRT-LM 0.19 scores no more than one token in a session
+            likelihoods = _one_by_one(engine, part, before, scored)
         if engine.bos_token_id is not None:
             before = (engine.bos_token_id, *before)
-        with engine.create_session(apply_prompt_template=False) as session:
-            session.run_prefill([part[0]])
-            likelihoods = session.run_text_scoring([part[1]]).token_scores[0]
     except Exception as error:  # LiteRT-LM's
         raise StageFailedError(f"{Path(bundle).name} did not run: {error}") from error
-    return Said(Text(before, scored), [*likelihoods])
+    return Said(Text(before, scored), likelihoods)
+
+
+def _likelihoods(engine: Any, part: Part) -> list[float | None]:
+    with engine.create_session(apply_prompt_template=False) as session:
+        session.run_prefill([part[0]])
+        return [*session.run_text_scoring([part[1]]).token_scores[0]]
+
+
+def _one_by_one(
+    engine: Any, part: Part, before: Sequence[int], scored: Sequence[int]
+) -> list[float | None]:
+    """Score each token in a session of its own; None where the text cannot be cut around it without changing tokens."""
+    read, text = part
+    whole = [*before, *scored]
+    ends: dict[int, int] = {}
+    for end in range(len(text) + 1):
+        tokens = engine.tokenize(read + text[:end])
+        if tokens == whole[: len(tokens)]:
+            ends.setdefault(len(tokens) - len(before), end)
+    found: list[float | None] = []
+    for place, token in enumerate(scored):
+        start = ends.get(place)
+        alone = text[start : ends.get(place + 1)]
+        if start is not None and engine.tokenize(alone) == [token]:
+            found += _likelihoods(engine, (read + text[:start], alone))
+        else:
+            found.append(None)
+    return found
 
 
 def float_softmax(bundle: AnyPath, output: AnyPath) -> None:

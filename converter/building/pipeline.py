@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from edge_opt.building.prompts import Wording, check_lengths, plan, read_prompts
 from edge_opt.building.rotation import prepare
 from edge_opt.building.sections import keep_sections
 from edge_opt.building.source import SETTING, plan_caches
-from edge_opt.building.stages import SUPPORTED, Job
+from edge_opt.building.stages import INSTALL, QUANTIZERS, Job
 from edge_opt.integrations.npu_export import npu_optimize
 from edge_opt.ir.opening import MAIN_SECTION, Opened
 from edge_opt.npu.compiler import Compiler, CompilerFailedError, first_complaint
@@ -46,6 +47,9 @@ _STAGES = {
     "quantize": "quant",
     "compile": "compile",
 }
+_CALLED = ("NpuPipelineConfig", *(f"{name}_func" for name in _STAGES.values()))
+_CALLED += tuple(f"npu_{name}" for name in _STAGES)
+"""What edge-opt calls of the pipeline's module `stages`."""
 _DEFAULTS = {"disable_aux_compilation": True, "rotate": True}
 """Our defaults. litert-torch also compiles the auxiliary model's masks; LiteRT-LM makes its own. For `rotate`, see
 `rotation`."""
@@ -62,8 +66,26 @@ def _config(job: Job) -> Any:
     return _lib("config_manager").NpuPipelineConfig.from_dict(job.config)
 
 
+def check_pipeline() -> None:
+    """Raise UsageError if the installed litert-torch has not all of the pipeline that is called here."""
+    try:
+        stages = _lib("stages")
+        _lib("configs.vendor_configs")
+    except ImportError as error:
+        raise UsageError(
+            f"litert-torch's NPU pipeline is not there ({error}): {INSTALL}"
+        ) from error
+    missing = [name for name in _CALLED if not hasattr(stages, name)]
+    if missing:
+        raise UsageError(f"litert-torch's NPU pipeline has no {', '.join(missing)}: {INSTALL}")
+
+
 def configure(job: Job, _: Progress) -> dict[str, Any]:
-    """Resolve the settings from defaults, vendor and user; UsageError if caches or prompts do not fit."""
+    """Resolve the settings from defaults, vendor and user.
+
+    UsageError if caches or prompts do not fit, or if the pipeline is another one than edge-opt calls.
+    """
+    check_pipeline()
     settings = job.options["settings"]
     model = Path(job.inputs["source"])
     make = _lib("stages").NpuPipelineConfig
@@ -161,7 +183,7 @@ def export(job: Job, _: Progress) -> dict[str, Any]:
         if error.args != (_WHOLE,):
             raise
         raise UsageError(
-            f"every layer of the checkpoint has a sliding window, but litert-torch {SUPPORTED} exports this family "
+            f"every layer of the checkpoint has a sliding window, but litert-torch exports this family "
             f"only with at least one '{_WHOLE}' among layer_types in config.json"
         ) from error
     if job.options["window"]:
@@ -182,7 +204,7 @@ def write_window(path: Path, window: int) -> None:
     if index is None:
         raise EdgeOptError(
             f"the exported bundle has no executor metadata, without which LiteRT-LM assumes a window of "
-            f"{ASSUMED_WINDOW} instead of {window}: use litert-torch {SUPPORTED}"
+            f"{ASSUMED_WINDOW} instead of {window}: {INSTALL}"
         )
     content = bundle.content(index)
     values = ExecutorMetadata.FromString(content.read(0, content.size))
@@ -204,11 +226,13 @@ def calibrate(job: Job, _: Progress) -> dict[str, Any]:
     ]
     check_lengths(lengths, config.cache_length)
     wording, planned, notes = _planned_prompts(job, model, config, lengths)
-    from ai_edge_quantizer.utils import tfl_interpreter_utils as interpreters
-
-    # The quantizer asks for 16 threads; those without a core of their own lose time waiting for each other.
-    create = partial(interpreters.create_tfl_interpreter, num_threads=len(os.sched_getaffinity(0)))
-    interpreters.create_tfl_interpreter = create
+    for name in filter(find_spec, QUANTIZERS):
+        interpreters: Any = importlib.import_module(f"{name}.utils.tfl_interpreter_utils")
+        create = interpreters.create_tfl_interpreter
+        # It asks for 16 threads; those without a core of their own lose time waiting for each other.
+        interpreters.create_tfl_interpreter = partial(
+            create, num_threads=len(os.sched_getaffinity(0))
+        )
     with tempfile.TemporaryDirectory() as folder:
         lines = "".join(f"{json.dumps(wording.text(prompt))}\n" for prompt in planned)
         Path(folder, "ALL.jsonl").write_text(lines, encoding="utf-8")

@@ -1,5 +1,6 @@
 """A build's stages as data: which ones run for an input, what each reads, and what it makes.
 
+base, adapter - merge -> checkpoint, base
 checkpoint, base - round -> base, rounded     base - export -> model, exported     model - calibrate -> ranges
 model - quantize -> model - narrow -> model - optimize -> model, converted - compile -> the bundle for the NPU
 """
@@ -16,6 +17,10 @@ from edge_opt.building.stages import Input, Stage, Stages
 WEIGHTS = ("8", "4-logits", "4")
 """Supported bits of weights: all at 8; those of the logits at 4 except for frequent tokens; and also as many of the
 layers' weights as quality allows."""
+MERGE = Stage(
+    "merge", ("source", "adapter"), dict.fromkeys(("source", "checkpoint", "base"), CHECKPOINT)
+)
+"""Merges a LoRA adapter with its base; the other stages read the result."""
 CONFIGURE = Stage("configure", ("source", "prompts"))
 _ROUND = Stage("round", ("checkpoint", "prompts"), {"base": CHECKPOINT, "rounded": "."})
 _EXPORT = Stage("export", ("base",), {"model": MODEL, "exported": MODEL})

@@ -36,7 +36,8 @@ _EMBEDDING = "model.embed_tokens.weight"
 NORM = "model.norm.weight"
 """The final norm's weights."""
 _HEAD = "lm_head.weight"
-_TEXTS = {".json", ".model", ".jinja", ".txt"}
+TEXTS = {".json", ".model", ".jinja", ".txt"}
+"""Endings of a checkpoint's files beside its weights."""
 _TOKENS = 64
 _ROWS_AT_ONCE = 8192
 _SAME = 1e-4
@@ -114,7 +115,7 @@ def save(model: Any, source: Path, output: Path) -> None:
     """Write a model that was made from a checkpoint as another one, with the tokenizer and other files."""
     model.save_pretrained(output)
     for file in source.iterdir():
-        if file.is_file() and file.suffix in _TEXTS and not (output / file.name).exists():
+        if file.is_file() and file.suffix in TEXTS and not (output / file.name).exists():
             shutil.copy(file, output)
 
 

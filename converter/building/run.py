@@ -12,6 +12,7 @@ from typing import Any
 
 from edge_opt.base.atomic import AnyPath, path_of, replacing, resolve_target
 from edge_opt.base.errors import EdgeOptError, UsageError, unknown
+from edge_opt.base.packages import versions_of
 from edge_opt.base.record import Record, from_dict
 from edge_opt.base.words import Progress
 from edge_opt.base.work import work_folder
@@ -23,6 +24,7 @@ from edge_opt.building.recipe import (
     CONFIGURE,
     EMULATE,
     EVALUATE,
+    MERGE,
     OPTIMIZE,
     SOURCES,
     WEIGHTS,
@@ -85,6 +87,7 @@ def build(
     output: AnyPath,
     *,
     soc: str,
+    base: AnyPath | None = None,
     prompts: AnyPath | None = None,
     sdk: AnyPath | None = None,
     prefill: Sequence[int] | None = None,
@@ -105,9 +108,11 @@ def build(
     """Build a bundle for an NPU from a checkpoint, or from an intermediate bundle of litert-torch's pipeline.
 
     Args:
-        source: a Hugging Face folder, a float .litertlm or a quantized one.
+        source: a Hugging Face folder, a LoRA adapter's folder, a float .litertlm or a quantized one.
         output: the .litertlm to write.
         soc: the chip, e.g. SM8750.
+        base: the checkpoint that a LoRA adapter belongs to; None for the folder that it names, or one of that name
+            beside it.
         prompts: JSON lines to calibrate with; required unless the source is quantized.
         sdk: folder with the vendor's libraries, as for `edge_opt.npu.Compiler`. Without MediaTek's, the build ends at
             the compiler, and the next run continues there. litert-torch finds other vendors' compilers.
@@ -146,7 +151,7 @@ def build(
     folder = work_folder(output) if work is None else Path(work)
     _check_output(output, source, folder, overwrite=overwrite)
     vendor, chip = _chip_of(soc)
-    given = look_at(source)
+    given = look_at(source, None if base is None else path_of(base, "the base"))
     facts = _target(vendor, chip, target)
     libraries = _libraries(vendor, Compiler(chip, sdk=sdk))
     settings = {**(settings or {}), **_lengths(given, prefill, cache)}
@@ -155,9 +160,10 @@ def build(
     limit = _limit(max_perplexity_ratio, weights)
     rounding = {"ratio": limit, "plan": _plan(plan, weights)}
     texts = _texts(given, prompts, held_out, evaluate=evaluate)
-    versions = stages.tool_versions()
+    versions = _versions(given)
     runtimes = evaluation.check_runtimes() if texts.scored else {}
     result = BuildResult(str(source), given.kind, chip, vendor, str(folder), versions=versions)
+    result.warnings += filter(None, [stages.untried(versions)])
     with stages.taken(folder), _finishing(result, began):
         run = Stages(
             folder,
@@ -167,8 +173,7 @@ def build(
             on_stage,
             result.stages,
         )
-        origin = Input(given.path, stages.digest_of(given.files, given.files[0].parent))
-        run.files = dict.fromkeys(SOURCES[given.kind], origin) | _written(texts.calibration, folder)
+        _give_inputs(run, given, texts.calibration, folder)
         _configure(run, result, given, settings)
         quantized = run_recipe(run, steps, result.settings, result.caches["window"], rounding)
         _check_sound(quantized.path)
@@ -196,6 +201,25 @@ def build(
         _check_quality(result, limit, bundle)
         _deliver(bundle, result, output, overwrite=overwrite)
     return result
+
+
+def _versions(given: Given) -> dict[str, str]:
+    merging = versions_of(("peft",), stages.INSTALL) if given.adapter else {}
+    return stages.tool_versions() | merging
+
+
+def _give_inputs(run: Stages, given: Given, calibration: list[Any], folder: Path) -> None:
+    """Name the files that stages read; a LoRA folder is merged with its base first."""
+    origin = _input(given.files, given.path)
+    run.files = dict.fromkeys(SOURCES[given.kind], origin) | _written(calibration, folder)
+    if given.adapter:
+        run.files["adapter"] = _input(given.adapter, given.adapter[0].parent)
+        run.run(MERGE, {})
+
+
+def _input(files: Sequence[Path], path: Path) -> Input:
+    """The file or folder `path`, whose result depends on these files."""
+    return Input(path, stages.digest_of(files, files[0].parent))
 
 
 @contextmanager

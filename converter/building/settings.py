@@ -12,7 +12,6 @@ from typing import Any, Final
 from edge_opt.base.errors import UsageError, unknown
 from edge_opt.building.prompts import check_lengths
 from edge_opt.building.source import SETTING, Given, Kind
-from edge_opt.building.stages import SUPPORTED
 
 _DATA: Final = tomllib.loads(
     (resources.files(__package__) / "settings.toml").read_text(encoding="utf-8")
@@ -32,7 +31,7 @@ FIXED: Final = {
     "weight_quantization_recipe": "it follows from --weights",
     "quantization_recipe": "it follows from --weights",
     "enable_formatting": "it follows from the tokenizer's chat template",
-    "export_vision_encoder": f"with it, litert-torch {SUPPORTED} exports no embedder for whole prompts",
+    "export_vision_encoder": "with it, litert-torch exports no embedder for whole prompts",
 }
 FILES = ("_path", "_dir", "_litertlm", "_files")
 

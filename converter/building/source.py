@@ -23,6 +23,9 @@ SETTING = "sliding_window_ring_buffer_size"
 """litert-torch's name for the length of a ring buffer."""
 _RUNTIME = "0.18"  # the first LiteRT-LM that reads the lengths of windows and rings from a bundle
 _CONFIG = "config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
+"""The weights and the settings of a LoRA adapter, in its folder."""
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json")
 _WEIGHTS = (".safetensors", ".bin")
 # Files of a checkpoint; a training run's folder holds many others.
@@ -41,17 +44,30 @@ class Kind(StrEnum):
 
 
 class Given(NamedTuple):
-    """The input: `files` are those that results depend on, `cache` is the length of a bundle's longest cache."""
+    """The input: `files` are those that results depend on, `cache` is the length of a bundle's longest cache.
+
+    `adapter` has the files of a LoRA adapter to merge with the checkpoint first; empty if there is none.
+    """
 
     path: Path
     kind: Kind
     files: tuple[Path, ...]
     caches: Caches = Caches()
     cache: int = 0
+    adapter: tuple[Path, ...] = ()
 
 
-def look_at(path: Path) -> Given:
-    """Inspect a build's input; UsageError or ModelFormatError if no build can start from it."""
+def look_at(path: Path, base: Path | None = None) -> Given:
+    """Inspect a build's input; UsageError or ModelFormatError if no build can start from it.
+
+    `base` is the checkpoint that a LoRA folder belongs to; None to look for it.
+    """
+    if (path / ADAPTER_CONFIG).is_file():
+        return _adapted(path, base)
+    if base is not None:
+        raise UsageError(
+            f"base=... is for a LoRA folder, and {path} has no {ADAPTER_CONFIG}: leave it out"
+        )
     if path.is_dir():
         return _checkpoint(path)
     if not path.exists():
@@ -82,16 +98,50 @@ def look_at(path: Path) -> Given:
     return Given(path, Kind.QUANTIZED if is_quantized else Kind.FLOAT, (path,), caches, longest)
 
 
+def _adapted(path: Path, base: Path | None) -> Given:
+    """The base of a LoRA folder, with the adapter: the given one, or that which the adapter names, or one beside it."""
+    config = _read_object(path / ADAPTER_CONFIG)
+    kind = config.get("peft_type")
+    if kind != "LORA":
+        raise UsageError(
+            f"{path} is an adapter of type {kind!r:.40}, and only LORA is merged: merge it with the tool that made it, "
+            f"and give the result"
+        )
+    if not (path / ADAPTER_WEIGHTS).is_file():
+        raise UsageError(f"{path} has no {ADAPTER_WEIGHTS}: copy it from the training run")
+    named = Path(str(config.get("base_model_name_or_path"))[:200])
+    places = [named, path.parent / named.name] if base is None else [base]
+    found = [place for place in places if place.is_dir()]
+    if not found:
+        raise UsageError(
+            f"{path} is a LoRA adapter, and there is no folder {listed([*map(str, places)])} with its base model: give "
+            f"its folder with base=..."
+        )
+    return _checkpoint(found[0])._replace(adapter=_parts(path))
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; UsageError if there is none."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
+    if not isinstance(values, dict):
+        raise UsageError(f"{path} cannot be read: it is not a JSON object")
+    return values
+
+
+def _parts(folder: Path) -> tuple[Path, ...]:
+    files = [file for file in folder.iterdir() if file.suffix in _PARTS and file.is_file()]
+    return tuple(sorted(files))
+
+
 def _checkpoint(path: Path) -> Given:
     if not (path / _CONFIG).is_file():
         inner = sorted(path.glob(f"*/{_CONFIG}"))
         remedy = f", but {inner[0].parent} has one: give that folder" if inner else ""
         raise UsageError(f"{path} is not a Hugging Face checkpoint: it has no {_CONFIG}{remedy}")
-    try:
-        config = json.loads((path / _CONFIG).read_text(encoding="utf-8"))
-        quantized = config.get("quantization_config")
-    except (OSError, ValueError, AttributeError, RecursionError) as error:
-        raise UsageError(f"{path / _CONFIG} cannot be read: {error}") from error
+    quantized = _read_object(path / _CONFIG).get("quantization_config")
     if quantized:
         method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
         raise UsageError(
@@ -102,7 +152,7 @@ def _checkpoint(path: Path) -> Given:
         raise UsageError(
             f"{path} has no {_TOKENIZERS[0]} or {_TOKENIZERS[1]}: copy it from the base model"
         )
-    files = sorted(file for file in path.iterdir() if file.suffix in _PARTS and file.is_file())
+    files = _parts(path)
     for file in files:
         if file.name.endswith(_INDEX):
             _check_index(file)
@@ -111,7 +161,7 @@ def _checkpoint(path: Path) -> Given:
     for file in files:
         if file.suffix == ".safetensors":
             _check_length(file)
-    return Given(path, Kind.CHECKPOINT, tuple(files))
+    return Given(path, Kind.CHECKPOINT, files)
 
 
 def _check_length(path: Path) -> None:

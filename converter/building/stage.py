@@ -15,11 +15,12 @@ from edge_opt.base.errors import EdgeOptError
 from edge_opt.base.processes import begin_child
 from edge_opt.base.record import from_dict
 from edge_opt.base.words import Progress
-from edge_opt.building import evaluation, narrowing, pipeline, rounding
+from edge_opt.building import evaluation, merging, narrowing, pipeline, rounding
 from edge_opt.building.sections import closed
 from edge_opt.building.stages import Job
 
 STAGES: dict[str, Callable[[Job, Progress], dict[str, Any]]] = {
+    "merge": merging.merge,
     "configure": pipeline.configure,
     "round": rounding.round_weights,
     "export": pipeline.export,

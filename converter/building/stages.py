@@ -14,11 +14,11 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 
 from edge_opt.base import processes
 from edge_opt.base.errors import EdgeOptError, OutputError, UsageError
+from edge_opt.base.packages import LOG, version_of, versions_of
 from edge_opt.base.record import Record, from_dict
 from edge_opt.base.words import Progress
 from edge_opt.base.work import MODEL
@@ -35,14 +36,23 @@ from edge_opt.npu.compiler import search_path
 
 INSTALL = "pip install '.[build]' in a checkout of edge-opt"
 """How to install the stages' tools."""
-SUPPORTED = "0.10"
-"""The supported version of litert-torch, whose NPU pipeline is experimental; the extra `build` requires it."""
+TRIED = ("0.10", "0.11")
+"""Versions of litert-torch, whose NPU pipeline is experimental, that whole builds were made with."""
 _MARK = "edge-opt-build"
 _TOLD = "stage.json"
 _PARTIAL = ".partial"
 """Suffix of folders that a killed build may leave, and the next one deletes."""
 # litert-torch imports tensorflow without requiring it.
-_PACKAGES = "litert-torch ai-edge-quantizer ai-edge-litert litert-lm-builder tensorflow torch transformers edge-opt"
+_TOOLS = [
+    "litert_torch",
+    "ai_edge_litert",
+    "litert_lm_builder",
+    "tensorflow",
+    "torch",
+    "transformers",
+]
+QUANTIZERS = ("ai_edge_quantizer", "litert_quantizer")
+"""The module of the quantizer that litert-torch calls, by its old name and by its new one."""
 _NOT_RUN = {"__pycache__", "cli", "testdata"}
 """Folders of the package that do not affect stages."""
 _LOOK_SECONDS = 0.3
@@ -141,27 +151,30 @@ class StageReport(Record):
         return Input(self.folder / MODEL, self.digest)
 
 
-def versions_of(packages: Iterable[str], remedy: str) -> dict[str, str]:
-    """Versions of installed packages; UsageError if one is missing."""
-    try:
-        return {package: version(package) for package in packages}
-    except PackageNotFoundError as error:
-        raise UsageError(f"{error.name} is not installed: {remedy}") from None
+def quantizers() -> Sequence[str]:
+    """The installed modules of `QUANTIZERS`, or the first if there is none."""
+    return [module for module in QUANTIZERS if version_of(module)] or QUANTIZERS[:1]
 
 
 def tool_versions() -> dict[str, str]:
-    """Versions of the packages that results depend on; UsageError if one is missing or unsupported.
+    """Versions of the packages that results depend on; UsageError if one is missing.
 
     edge-opt's has a digest of its code. It is computed for every build: stages start from the files as they are then,
     even if this process loaded older ones.
     """
-    versions = versions_of(_PACKAGES.split(), INSTALL)
-    versions["edge-opt"] += f"+{_code_digest()}"
-    if not versions["litert-torch"].startswith(f"{SUPPORTED}."):
-        raise UsageError(
-            f"litert-torch is {versions['litert-torch']}, but edge-opt supports only {SUPPORTED}: {INSTALL}"
-        )
-    return versions
+    versions = versions_of([*_TOOLS, *quantizers()], INSTALL)
+    return versions | {"edge-opt": f"{version('edge-opt')}+{_code_digest()}"}
+
+
+def untried(versions: Mapping[str, str]) -> str:
+    """A warning if no whole build was made with the version of litert-torch; else empty."""
+    found = versions.get("litert-torch", TRIED[0])
+    if f"{found}.".startswith(tuple(f"{one}." for one in TRIED)):
+        return ""
+    return (
+        f"litert-torch is {found}, and edge-opt was tried with {' and '.join(TRIED)}: check answers before releasing "
+        f"the bundle, or {INSTALL}"
+    )
 
 
 def _code_digest() -> str:
@@ -278,6 +291,8 @@ class Stages:
     def add(self, report: StageReport) -> StageReport:
         """Add a result to `done`, and return it."""
         self.done.append(report)
+        how = f"made in {report.seconds:.1f} s" if report.made_now else "reused"
+        LOG.info("stage '%s' %s", report.name, how)
         if self.on_stage is not None:
             self.on_stage(report)
         return report

@@ -20,6 +20,7 @@ from typing import Any
 
 from edge_opt.base.atomic import AnyPath, resolve_target, write_whole
 from edge_opt.base.errors import UsageError
+from edge_opt.base.packages import RUNTIME, version_of
 from edge_opt.base.record import Record, to_json
 from edge_opt.base.words import many, one_line
 from edge_opt.conversion import ConversionResult
@@ -167,7 +168,7 @@ def conversion_report(
     origin = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "edge-opt": version("edge-opt"),
-        "ai-edge-litert": version("ai-edge-litert"),
+        "ai-edge-litert": version_of(RUNTIME) or "unknown",
         "Python": platform.python_version(),
     }
     for name, path in (("input", result.input), ("output", result.output)):

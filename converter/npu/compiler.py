@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from importlib.metadata import distribution
 from importlib.util import find_spec
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -24,6 +23,7 @@ from typing import ClassVar, NoReturn, Protocol
 from edge_opt.base import processes
 from edge_opt.base.atomic import AnyPath
 from edge_opt.base.errors import EdgeOptError, UsageError
+from edge_opt.base.packages import RUNTIME, version_of
 from edge_opt.base.record import Record
 from edge_opt.ir import Model
 from edge_opt.ir.opening import CALL, check_weights_inside, load
@@ -341,14 +341,16 @@ def reason_of(code: int, *logs: str) -> str:
 
 def find_tool(manufacturer: str) -> tuple[Path, Path]:
     """LiteRT's ahead-of-time tool, and the folder of the vendor's plugin; or raise CompilerMissingError."""
-    litert = distribution("ai-edge-litert")
-    root = Path(str(litert.locate_file("ai_edge_litert")))
+    module = find_spec(RUNTIME)
+    if module is None or not module.origin:
+        raise CompilerMissingError("ai-edge-litert is not installed: pip install ai-edge-litert")
+    root = Path(module.origin).parent
     tool = root / "tools" / "apply_plugin_main"
     plugin = root / "vendors" / manufacturer.lower() / "compiler"
     if not tool.is_file() or not plugin.is_dir():
         raise CompilerMissingError(
-            f"ai-edge-litert {litert.version} in {root} has no ahead-of-time compiler for {manufacturer}: its wheel "
-            f"for x86-64 Linux has one from 2.1 on"
+            f"ai-edge-litert {version_of(RUNTIME)} in {root} has no ahead-of-time compiler for {manufacturer}: its "
+            f"wheel for x86-64 Linux has one"
         )
     return tool, plugin
 

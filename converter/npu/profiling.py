@@ -6,9 +6,9 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, as_completed
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 
 from edge_opt.base.atomic import AnyPath
+from edge_opt.base.packages import RUNTIME, version_of
 from edge_opt.base.record import Record
 from edge_opt.base.words import Progress
 from edge_opt.conversion.models import close_inputs
@@ -134,7 +134,7 @@ def open_inputs(model: Model) -> str:
 
 def versions(figures: Sequence[Figures]) -> dict[str, str]:
     """Versions of the packages that produced the figures."""
-    found = {"ai-edge-litert": version("ai-edge-litert")}
+    found = {"ai-edge-litert": version_of(RUNTIME) or "unknown"}
     for one in figures:
         if one.qairt:
             found.setdefault("qairt", one.qairt)

@@ -17,6 +17,7 @@ from typing import Any, TypeVar, get_type_hints
 import numpy as np
 
 from edge_opt.base import processes
+from edge_opt.base.packages import warn_if_overwritten
 from edge_opt.base.record import from_dict
 from edge_opt.base.words import signal_name
 from edge_opt.ir import load
@@ -157,6 +158,7 @@ class Worker(AbstractContextManager["Worker"]):
     def start(self) -> ChildProcess:
         """Return the child process, after starting it if necessary; it loads the runtime in the background."""
         if self._process is None:
+            warn_if_overwritten()
             self._process = ChildProcess()
         return self._process
 

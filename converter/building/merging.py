@@ -1,0 +1,50 @@
+"""Merges a LoRA adapter into its base model: `W + (alpha / r) B A` for every weight that it changes, in float32."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from edge_opt.base.errors import UsageError
+from edge_opt.base.words import Progress
+from edge_opt.building.rotation import TEXTS, load, save
+from edge_opt.building.rounding import CHECKPOINT
+from edge_opt.building.source import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from edge_opt.building.stages import Job
+
+
+def merge(job: Job, _: Progress) -> dict[str, Any]:
+    """Write the merged checkpoint, with the adapter's tokenizer if it has one.
+
+    Raises:
+        UsageError: the adapter has weights that the base has not, or too few, or peft cannot read or merge it.
+    """
+    import peft
+    from safetensors import safe_open
+
+    adapter = Path(job.inputs["adapter"])
+    base = Path(job.inputs["source"])
+    model = load(base)
+    try:
+        adapted = peft.PeftModel.from_pretrained(model, adapter)
+        with safe_open(adapter / ADAPTER_WEIGHTS, "pt") as file:
+            held = set(file.keys())
+        known, needed = (
+            set(peft.get_peft_model_state_dict(adapted, save_embedding_layers=embeddings))
+            for embeddings in (True, False)
+        )
+        merged = adapted.merge_and_unload(safe_merge=True)
+    except Exception as error:  # peft's and safetensors'
+        cause = str(error).partition("\n")[0]
+        raise UsageError(f"{adapter} cannot be merged with {base}: {cause}") from error
+    astray = (held - known) | (needed - held)
+    if astray:
+        raise UsageError(
+            f"{adapter} does not fit {base}: only one of them has {min(astray)}; give the base that it was trained on"
+        )
+    output = Path(job.output, CHECKPOINT)
+    output.mkdir()
+    for file in adapter.iterdir():
+        if file.suffix in TEXTS and file.name != ADAPTER_CONFIG:
+            shutil.copy(file, output)  # its tokenizer, which may have other special tokens
+    save(merged, base, output)
+    return {"notes": [f"Merged the adapter {adapter.name} with {base.name}"]}
