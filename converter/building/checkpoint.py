@@ -17,10 +17,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_opt.base.errors import EdgeOptError, UsageError
+from edge_opt.base.errors import UsageError
 
 Floats = NDArray[np.float32]
 _TYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "I8": np.int8}
+DAMAGED = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
+"""Errors of reading a damaged file."""
 _FILE = "model.safetensors"
 _INDEX = f"{_FILE}.index.json"
 _TEXTS = {".json", ".model", ".jinja", ".txt"}
@@ -61,7 +63,7 @@ class Stored(NamedTuple):
 
 
 def stored_in(path: Path) -> dict[str, Stored]:
-    """The tensors of a safetensors file by name; OSError, ValueError or KeyError if it is damaged."""
+    """The tensors of a safetensors file by name; one of `DAMAGED` if it is damaged or has other types."""
     end = path.stat().st_size
     with path.open("rb") as file:
         size = min(int.from_bytes(file.read(8), "little"), end)
@@ -110,6 +112,8 @@ class Streamed:
 
     def __init__(self, model: Any, stored: Mapping[str, Stored]) -> None:
         self.model = model
+        self.streamed = bool(stored)
+        """False if all weights are in memory."""
         self._stored: dict[Any, Stored] = {}
         for name, weight in model.named_parameters():
             if name in stored:
@@ -202,7 +206,6 @@ def load(source: Path) -> Streamed:
     Raises:
         UsageError: weights are missing, truncated, of another shape, NaN or infinite; or transformers refuses the
             generation settings.
-        EdgeOptError: memory ran out.
     """
     import safetensors
     import torch
@@ -228,10 +231,7 @@ def load(source: Path) -> Streamed:
     ) as error:
         cause, _, _ = (str(error) or "they are empty").partition("\n")
         if "allocate memory" in cause:
-            raise EdgeOptError(
-                f"not enough memory for the weights of {source} in float32 ({cause}): "
-                "free some, or use a larger machine"
-            ) from error
+            raise
         raise UsageError(
             f"weights in {source} are damaged or incomplete ({cause}): copy them again, or run `git lfs pull`"
         ) from error
@@ -261,7 +261,7 @@ def _streamed(source: Path) -> Streamed | None:
 
     try:
         stored = _tensors_of(source)
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+    except DAMAGED:
         return None
     config = transformers.AutoConfig.from_pretrained(source)
     with _weights_on_meta():

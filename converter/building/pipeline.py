@@ -64,7 +64,11 @@ _FIXED = {
 _FILES = ("_path", "_dir", "_litertlm", "_files")
 _DEFAULTS = {"disable_aux_compilation": True, "rotate": True}
 """Our defaults. litert-torch also compiles the auxiliary model's masks; LiteRT-LM makes its own. For `rotate`, see
-`rotation`."""
+`rotation`. `use_v2`, whose default depends on TensorFlow, is litert-torch's second converter, which streams weights."""
+_LESS_MEMORY = (
+    "Exported with all weights in memory: with TensorFlow 2.22 or newer (pip uninstall tensorflow; pip install "
+    "tf-nightly), litert-torch streams them"
+)
 _WHOLE = "full_attention"
 _PREFILL = "prefill_"
 _LARGEST_CODE = 32767  # of int16; a symmetric range's scale is the range divided by it
@@ -85,14 +89,16 @@ def configure(job: Job, _: Progress) -> dict[str, Any]:
     make = _lib("stages").NpuPipelineConfig
     vendor = _lib("configs.vendor_configs").VENDOR_CONFIGS.get(job.options["vendor"], {})
     used = _used_settings()
-    defaults = make(model_id="", backend="", soc_model="").to_dict() | _DEFAULTS
+    streams = importlib.import_module("litert_torch._convert.converter_v2").is_supported()
+    ours = {**_DEFAULTS, "use_v2": streams}
+    defaults = make(model_id="", backend="", soc_model="").to_dict() | ours
     _check_settings(settings, sorted({*defaults, *vendor}.union(*used.values())), defaults)
     fixed = {
         "backend": job.options["vendor"],
         "soc_model": job.options["chip"],
         "model_id": str(model),
     }
-    config = make.from_dict({**_DEFAULTS, **vendor, **settings, **fixed})
+    config = make.from_dict({**ours, **vendor, **settings, **fixed})
     caches = job.options["caches"]
     if model.is_dir():
         check_lengths(config.prefill_lengths, config.cache_length)
@@ -192,7 +198,11 @@ def export(job: Job, _: Progress) -> dict[str, Any]:
         config = _config(job)
         stages = _lib("stages")
         prepared = preparing.result()
-    config.model_id = str(rotated) if prepared.rotated else job.inputs["base"]
+    source = rotated if prepared.rotated else Path(job.inputs["base"])
+    config.model_id = str(source)
+    config.use_v2 = config.delete_in_memory_params = config.use_v2 and prepared.streamed
+    if config.use_v2:
+        _read_generation_settings(source)
     try:
         stages.npu_export(config, job.output)
     except KeyError as error:
@@ -204,7 +214,20 @@ def export(job: Job, _: Progress) -> dict[str, Any]:
         ) from error
     if job.options["window"]:
         write_window(job.model, job.options["window"])
-    return {"notes": [prepared.note] if prepared.note else [], "rotated": prepared.rotated}
+    notes = [prepared.note, "" if config.use_v2 else _LESS_MEMORY]
+    return {"notes": [*filter(None, notes)], "rotated": prepared.rotated}
+
+
+def _read_generation_settings(checkpoint: Path) -> None:
+    """Make litert-torch's second converter read the tokens that end a text from where the first one does."""
+    from transformers import GenerationConfig
+    from transformers.utils import GENERATION_CONFIG_NAME
+
+    def stored(_: Any) -> Any:
+        return GenerationConfig.from_pretrained(checkpoint)
+
+    if (checkpoint / GENERATION_CONFIG_NAME).is_file():
+        GenerationConfig.from_model_config = staticmethod(stored)
 
 
 def write_window(path: Path, window: int) -> None:

@@ -44,10 +44,14 @@ _GAIN = 2.0
 
 
 class Prepared(NamedTuple):
-    """The outcome of a rotation: `note`, for the user, says what was rotated, or why nothing was."""
+    """The outcome of a rotation: `note`, for the user, says what was rotated, or why nothing was.
+
+    `streamed` is true if the weights did not have to be loaded as a whole.
+    """
 
     rotated: bool
     note: str
+    streamed: bool = True
 
 
 def prepare(source: Path, output: Path, *, rotate: bool) -> Prepared:
@@ -58,12 +62,11 @@ def prepare(source: Path, output: Path, *, rotate: bool) -> Prepared:
     Raises:
         UsageError: weights are missing, truncated, of another shape, NaN or infinite; or transformers refuses the
             generation settings.
-        EdgeOptError: memory ran out.
     """
     weights = load(source)
     if not rotate:
-        return Prepared(rotated=False, note="")
-    return rotate_stream(weights, source, output)
+        return Prepared(rotated=False, note="", streamed=weights.streamed)
+    return rotate_stream(weights, source, output)._replace(streamed=weights.streamed)
 
 
 def rotate_stream(

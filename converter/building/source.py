@@ -46,6 +46,11 @@ class Given(NamedTuple):
     caches: Caches = Caches()
     cache: int = 0
 
+    @property
+    def weights(self) -> list[Path]:
+        """The files of a checkpoint's weights."""
+        return [file for file in self.files if file.suffix in _WEIGHTS]
+
 
 def look_at(path: Path) -> Given:
     """Inspect a build's input; UsageError or ModelFormatError if no build can start from it."""

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 from edge_opt.base import processes
 from edge_opt.base.errors import EdgeOptError, OutputError, UsageError
 from edge_opt.base.record import Record, from_dict
-from edge_opt.base.words import Progress
+from edge_opt.base.words import Progress, size
 from edge_opt.base.work import MODEL
 from edge_opt.npu.compiler import search_path
 
@@ -37,12 +37,16 @@ INSTALL = "pip install '.[build]' in a checkout of edge-opt"
 """How to install the stages' tools."""
 SUPPORTED = "0.10"
 """The supported version of litert-torch, whose NPU pipeline is experimental; the extra `build` requires it."""
+MORE_MEMORY = "close other programs, add swap, or use a larger machine"
+"""What to do if memory runs out."""
 _MARK = "edge-opt-build"
 _TOLD = "stage.json"
 _PARTIAL = ".partial"
 """Suffix of folders that a killed build may leave, and the next one deletes."""
 # litert-torch imports tensorflow without requiring it.
 _PACKAGES = "litert-torch ai-edge-quantizer ai-edge-litert litert-lm-builder tensorflow torch transformers edge-opt"
+_NIGHTLY = "tf-nightly"
+"""The package that has TensorFlow's folder if it is installed."""
 _NOT_RUN = {"__pycache__", "cli", "testdata"}
 """Folders of the package that do not affect stages."""
 _LOOK_SECONDS = 0.3
@@ -55,6 +59,10 @@ _KINDS: dict[int, type[EdgeOptError]] = {2: UsageError, 5: OutputError}
 
 class StageFailedError(EdgeOptError):
     """A stage's tool failed; `result` has the stages completed before."""
+
+
+class OutOfMemoryError(StageFailedError):
+    """A stage ended because memory ran out."""
 
 
 class BuildCheckError(EdgeOptError):
@@ -155,7 +163,11 @@ def tool_versions() -> dict[str, str]:
     edge-opt's has a digest of its code. It is computed for every build: stages start from the files as they are then,
     even if this process loaded older ones.
     """
-    versions = versions_of(_PACKAGES.split(), INSTALL)
+    packages = _PACKAGES.split()
+    with suppress(PackageNotFoundError):
+        version(_NIGHTLY)
+        packages[packages.index("tensorflow")] = _NIGHTLY
+    versions = versions_of(packages, INSTALL)
     versions["edge-opt"] += f"+{_code_digest()}"
     if not versions["litert-torch"].startswith(f"{SUPPORTED}."):
         raise UsageError(
@@ -244,10 +256,12 @@ def _answer(status: int, outcome: Path) -> tuple[dict[str, Any], int]:
         return answer["values"], answer["peak_bytes"]
     if shutil.disk_usage(outcome.parent).free < _ALMOST_FULL:
         raise OutputError("the disk is full")
-    if "error" in answer:
+    if "error" in answer and not answer["out_of_memory"]:
         raise _KINDS.get(answer["exit_code"], StageFailedError)(answer["error"])
-    memory = ", as the system does when memory runs out" if status == -signal.SIGKILL else ""
-    raise StageFailedError((processes.killed_by(status) or f"exit status {status}") + memory)
+    cause = answer.get("error") or processes.killed_by(status) or f"exit status {status}"
+    if "error" in answer or status == -signal.SIGKILL:
+        raise OutOfMemoryError(f"memory ran out ({cause}): {MORE_MEMORY}")
+    raise StageFailedError(cause)
 
 
 @dataclass
@@ -255,7 +269,7 @@ class Stages:
     """The stages of one build, in a locked work folder, see `taken`.
 
     `files` has their results by role. `config` is the pipeline's, once it is resolved. `ended` is set if stages that
-    still run are to end.
+    still run are to end. `needs` are estimates of the bytes of memory that stages need.
     """
 
     folder: Path
@@ -267,6 +281,7 @@ class Stages:
     files: dict[str, Input] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
     ended: Event = field(default_factory=Event)
+    needs: Mapping[str, int] = field(default_factory=dict)
 
     def run(self, stage: Stage, options: Mapping[str, Any]) -> StageReport:
         """Add a stage's result to `done` and `files`, see `result`, and return it."""
@@ -317,7 +332,10 @@ class Stages:
                 raise OutputError(
                     f"stage '{name}': {error.strerror or error}; its log is {log}"
                 ) from error
-            raise type(error)(f"stage '{name}': {error}; its log is {log}") from error
+            need = ""
+            if isinstance(error, OutOfMemoryError) and name in self.needs:
+                need = f"; it needs about {size(self.needs[name])}"
+            raise type(error)(f"stage '{name}': {error}{need}; its log is {log}") from error
 
     def _progress(self, stage: str, done: int, total: int) -> None:
         """Show progress; an error, which ends the stage, if it is to end."""
