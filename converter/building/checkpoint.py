@@ -7,12 +7,13 @@ are loaded as a whole by transformers.
 import copy
 import json
 import math
+import os
 import pickle
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,24 +43,18 @@ class Stored(NamedTuple):
         """The size of its numbers."""
         return np.dtype(_TYPES[self.dtype]).itemsize * math.prod(self.shape)
 
+    def codes(self, mode: Literal["c", "r+"] = "c") -> NDArray[Any]:
+        """Its numbers as they are stored; in mode `r+`, changes to them reach the file."""
+        return np.memmap(self.path, _TYPES[self.dtype], mode, self.start, self.shape)
+
     def read(self, rows: slice = slice(None)) -> Floats:
         """Its numbers, or those of some rows, in float32; changes to them do not reach the file."""
-        codes = np.memmap(self.path, _TYPES[self.dtype], "c", self.start, self.shape)[rows]
+        codes = self.codes()[rows]
         if self.dtype == "BF16":
             wide = codes.astype(np.uint32)
             wide <<= 16
             return wide.view(np.float32)
         return np.require(codes, np.float32, ["ALIGNED"])
-
-    def write(self, numbers: Any, first: int = 0) -> None:
-        """Overwrite its rows from `first` on with numbers that its type can hold."""
-        numbers = np.asarray(numbers)
-        if self.dtype == "BF16":
-            numbers = np.asarray(numbers, np.float32).view(np.uint32) >> 16
-        codes = np.ascontiguousarray(numbers, _TYPES[self.dtype])
-        with self.path.open("r+b") as file:
-            file.seek(self.start + first * (self.bytes // max(1, *self.shape[:1])))
-            codes.tofile(file)
 
 
 def stored_in(path: Path) -> dict[str, Stored]:
@@ -92,7 +87,8 @@ def create(path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> di
     text += b" " * (-len(text) % 8)
     with path.open("xb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        file.truncate(8 + len(text) + end)
+        # A disk that is full when a mapped page is written would end the process.
+        os.posix_fallocate(file.fileno(), 0, 8 + len(text) + end)
     return stored_in(path)
 
 
@@ -194,10 +190,11 @@ class Streamed:
         return create(output / _FILE, tensors)
 
     def copy_to(self, places: Mapping[str, Stored]) -> None:
-        """Write weights to places of the same names."""
+        """Write weights to places of the same names and types."""
+        weights = self.model.state_dict(keep_vars=True)
         for name, place in places.items():
-            for first, rows in self.blocks(name):
-                place.write(rows, first)
+            stored = self._stored.get(weights[name])
+            place.codes("r+")[:] = weights[name].detach() if stored is None else stored.codes()
 
 
 def load(source: Path) -> Streamed:

@@ -168,9 +168,9 @@ def _write_rotated(weights: Streamed, places: Mapping[str, Stored]) -> None:
     norms = set(chain.from_iterable(map(_norm_before, places)))
     for name, place in places.items():
         if name in norms:
-            place.write(np.ones(place.shape))
+            place.codes("r+")[:] = 1
         elif _WRITES.fullmatch(name):
-            place.write(turn.T @ torch.from_numpy(weights.read(name)).double())
+            place.codes("r+")[:] = turn.T @ torch.from_numpy(weights.read(name)).double()
         else:
             factor = turn if name == _EMBEDDING else None
             for norm in _norm_before(name):
@@ -178,7 +178,7 @@ def _write_rotated(weights: Streamed, places: Mapping[str, Stored]) -> None:
             # Some rows at a time: those of a large vocabulary take gigabytes in float64.
             for first, rows in weights.blocks(name):
                 turned = rows if factor is None else torch.from_numpy(rows).double() @ factor
-                place.write(turned, first)
+                place.codes("r+")[first : first + len(rows)] = turned
 
 
 def _run(model: Any) -> tuple[Any, float]:

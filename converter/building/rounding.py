@@ -125,12 +125,12 @@ def round_weights(job: Job, progress: Progress) -> dict[str, Any]:
         codes = _places_of_codes(output / _CODES, weights, names)
 
         def keep(name: str, grid: Grid) -> None:
-            places.pop(_weight_of(name)).write(grid.values())
-            codes[f"{name}.codes"].write(grid.codes)
-            codes[f"{name}.scales"].write(grid.scales)
+            places.pop(_weight_of(name)).codes("r+")[:] = grid.values()
+            codes[f"{name}.codes"].codes("r+")[:] = grid.codes
+            codes[f"{name}.scales"].codes("r+")[:] = grid.scales
 
         moments, harm = network.rounded(narrow, known, keep, progress)
-        codes[_LOGITS].write(moments)
+        codes[_LOGITS].codes("r+")[:] = moments
         weights.copy_to(places)
     (output / PLAN).write_text(json.dumps(asdict(plan), indent=1), encoding="utf-8")
     notes += [*plan_lines(plan), f"KL divergence of the rounded weights: {harm:.3f} nats"]
@@ -280,7 +280,7 @@ def _places_of_codes(path: Path, weights: Streamed, names: Sequence[str]) -> dic
             biases[f"{name}.bias"] = weights.read(f"{name}.bias")
     places = create(path, tensors)
     for name, numbers in biases.items():
-        places[name].write(numbers)
+        places[name].codes("r+")[:] = numbers
     return places
 
 

@@ -4,6 +4,7 @@ Stages take and return plain values; their memory, output and crashes stay in th
 folder once it is complete, and is reused only if its content is unchanged.
 """
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -54,6 +55,7 @@ _LOOK_SECONDS = 0.3
 _STEP = re.compile(rb"^[^|/\n]* (\d+)/(\d+)\s*$", re.MULTILINE)
 _TAIL = 1 << 16
 _ALMOST_FULL = 1 << 20
+_NO_SPACE = os.strerror(errno.ENOSPC)
 _KINDS: dict[int, type[EdgeOptError]] = {2: UsageError, 5: OutputError}
 
 
@@ -254,7 +256,9 @@ def _answer(status: int, outcome: Path) -> tuple[dict[str, Any], int]:
         answer = json.loads(outcome.read_text(encoding="utf-8"))
     if "values" in answer:
         return answer["values"], answer["peak_bytes"]
-    if shutil.disk_usage(outcome.parent).free < _ALMOST_FULL:
+    if shutil.disk_usage(outcome.parent).free < _ALMOST_FULL or _NO_SPACE in answer.get(
+        "error", ""
+    ):
         raise OutputError("the disk is full")
     if "error" in answer and not answer["out_of_memory"]:
         raise _KINDS.get(answer["exit_code"], StageFailedError)(answer["error"])
