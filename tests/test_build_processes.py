@@ -105,6 +105,21 @@ def test_another_version_or_none_is_a_sentence(
         check()
 
 
+def test_a_nightly_tensorflow_is_as_good_as_a_release(monkeypatch: Patch) -> None:
+    installed = {*stages._PACKAGES.split()} - {"tensorflow"} | {"tf-nightly"}
+
+    def version(name: str) -> str:
+        if name not in installed:
+            raise stages.PackageNotFoundError(name)
+        return "0.10.0"
+
+    monkeypatch.setattr(stages, "version", version)
+    assert "tf-nightly" in stages.tool_versions()
+    installed -= {"tf-nightly"}
+    with pytest.raises(UsageError, match="tensorflow is not installed"):
+        stages.tool_versions()
+
+
 STARTS_A_PROCESS = """
     import subprocess
     started = subprocess.Popen(["sleep", "600"])
