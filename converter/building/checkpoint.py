@@ -19,15 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_opt.base.errors import UsageError
+from edge_opt.building.gptq import ROWS_AT_ONCE, Floats
 
-Floats = NDArray[np.float32]
 _TYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "I8": np.int8}
 DAMAGED = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 """Errors of reading a damaged file."""
 _FILE = "model.safetensors"
 _INDEX = f"{_FILE}.index.json"
 _TEXTS = {".json", ".model", ".jinja", ".txt"}
-_ROWS_AT_ONCE = 8192
 
 
 class Stored(NamedTuple):
@@ -114,8 +113,8 @@ class Streamed:
         for name, weight in model.named_parameters():
             if name in stored:
                 self._stored[weight] = stored[name]
-        for module in model.modules() if stored else ():
-            if any(True for _ in module.parameters(recurse=False)):
+        for module in model.modules():
+            if any(weight in self._stored for weight in module.parameters(recurse=False)):
                 self._fill_while_it_runs(module)
 
     def _fill_while_it_runs(self, module: Any) -> None:
@@ -161,15 +160,15 @@ class Streamed:
     def blocks(self, name: str) -> Iterator[tuple[int, Floats]]:
         """A weight's numbers, some rows at a time, each with the number of its first row."""
         shape = tuple(self.model.state_dict()[name].shape)
-        for first in range(0, (shape or (1,))[0], _ROWS_AT_ONCE):
-            yield first, self.read(name, slice(first, first + _ROWS_AT_ONCE))
+        for first in range(0, (shape or (1,))[0], ROWS_AT_ONCE):
+            yield first, self.read(name, slice(first, first + ROWS_AT_ONCE))
 
     def prepare_copy(
         self, source: Path, output: Path, wide: Iterable[str], *, untie: bool = False
     ) -> dict[str, Stored]:
-        """A new folder with everything but the numbers of the weights, whose places it returns.
+        """Write a new folder with everything but the numbers of the weights, and return their places.
 
-        The weights in `wide` are in float32, others have their type in `source`. If `untie`, tied weights have a place
+        The weights in `wide` are in float32, others have their type in `source`. If `untie`, tied weights get a place
         each.
         """
         output.mkdir(parents=True)
@@ -266,7 +265,7 @@ def _streamed(source: Path) -> Streamed | None:
     wanted = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
     found = {name: one.shape for name, one in stored.items() if name in model.state_dict()}
     every = dict(model.named_parameters(remove_duplicate=False))
-    if found != wanted or every.keys() != model.state_dict().keys():
+    if found != wanted or () in wanted.values() or every.keys() != model.state_dict().keys():
         return None
     if (source / transformers.utils.GENERATION_CONFIG_NAME).is_file():
         model.generation_config = transformers.GenerationConfig.from_pretrained(source)

@@ -103,8 +103,9 @@ class Network:
         self._layers = list(model.model.layers)
         self.products = [_products(number, layer) for number, layer in enumerate(self._layers)]
         """The products of each layer."""
-        self._read = [self._text(tokens) for tokens in read]
-        self._judged = self._text(judged)
+        with self._filled(model.model.embed_tokens):
+            self._read = [self._text(tokens) for tokens in read]
+            self._judged = self._text(judged)
         self._expected = model(judged).logits[:, _COMPARED].log_softmax(-1)
         moved = replace(self._judged)
         for number, layer in enumerate(self._layers):
