@@ -12,23 +12,25 @@ from edge_opt.building.stages import MORE_MEMORY
 
 _EXPORT_IN_MEMORY = "export in memory"
 _MEMORY = {
-    "round": (1.0, 2.0),
-    "export": (2.5, 5.0),
-    _EXPORT_IN_MEMORY: (1.5, 12.0),
-    "calibrate": (1.5, 2.5),
-    "quantize": (1.5, 2.5),
-    "narrow": (1.5, 2.5),
-    "optimize": (1.5, 6.0),
-    "compile": (1.0, 7.5),
+    "round": (1.5, 2.5),
+    "export": (2.7, 8.9),
+    _EXPORT_IN_MEMORY: (2.6, 13.1),
+    "calibrate": (1.5, 3.5),
+    "quantize": (1.5, 4.0),
+    "narrow": (0.9, 0.9),
+    "optimize": (1.2, 2.3),
+    "compile": (1.0, 8.5),
 }
-"""Bytes of memory that a stage needs: billions for any model, and those for each weight.
+"""Bytes of memory of a stage's largest process: billions for any model, and those for each weight.
 
-Measured with Qwen2.5-Coder-0.5B and 1.5B.
+From Qwen2.5-Coder-0.5B and, for the export and the compiler, 1.5B.
 """
-_DISK = 16
-"""Bytes for each weight: two copies in float32, and a bundle in 8 bits for each stage."""
-_SECONDS = 440
+_DISK = 22
+"""Bytes for each weight: three copies in float32 during the export, and a bundle for each stage."""
+_SECONDS = 500
 """Time for a billion weights, on two cores."""
+_SECONDS_TO_ROUND = 1200
+"""The same for the stage `round`."""
 
 
 class Needs(NamedTuple):
@@ -66,7 +68,8 @@ def needs_of(files: Sequence[Path], stages: Iterable[str], *, streams: bool) -> 
         kind = _EXPORT_IN_MEMORY if stage == "export" and not streams else stage
         always, each = _MEMORY[kind]
         memory[stage] = int(always * 1e9 + each * weights)
-    return Needs(memory, _DISK * weights, math.ceil((1 + weights / 1e9 * _SECONDS) / 60))
+    seconds = _SECONDS + (_SECONDS_TO_ROUND if "round" in memory else 0)
+    return Needs(memory, _DISK * weights, math.ceil((60 + seconds * weights / 1e9) / 60))
 
 
 def _weights_in(file: Path) -> int:
