@@ -44,7 +44,7 @@ def test_a_stage_that_runs_out_of_memory_is_named_with_its_need(place: Place) ->
         raise OutOfMemoryError("memory ran out")
 
     shown: list[StageReport] = []
-    with pytest.raises(OutOfMemoryError, match="stage 'export': memory ran out; it needs about 1"):
+    with pytest.raises(OutOfMemoryError, match="stage 'export': memory ran out; it needs about 2"):
         place.build(stages=Stages({"export": fails}), on_stage=shown.append)
     assert [stage.name for stage in shown] == ["configure"]
     assert shown[0].notes[0].startswith("Estimated need: ")
