@@ -27,9 +27,11 @@ from edge_opt.building.sections import keep_sections
 from edge_opt.building.source import SETTING, plan_caches
 from edge_opt.building.stages import SUPPORTED, Job
 from edge_opt.integrations.npu_export import npu_optimize
+from edge_opt.ir import Operator, Subgraph
 from edge_opt.ir.opening import MAIN_SECTION, Opened
 from edge_opt.npu.compiler import Compiler, CompilerFailedError, first_complaint
 from edge_opt.npu.vendors import vendor_backend
+from edge_opt.schema import new_table
 from edge_opt.schema.litertlm import ASSUMED_WINDOW, read_bundle, section_of
 from edge_opt.soundness import power_of_two
 from edge_opt.targets import Target
@@ -212,6 +214,8 @@ def export(job: Job, _: Progress) -> dict[str, Any]:
             f"every layer of the checkpoint has a sliding window, but litert-torch {SUPPORTED} exports this family "
             f"only with at least one '{_WHOLE}' among layer_types in config.json"
         ) from error
+    if config.use_v2:
+        join_biases(job.model)
     if job.options["window"]:
         write_window(job.model, job.options["window"])
     notes = [prepared.note, "" if config.use_v2 else _LESS_MEMORY]
@@ -228,6 +232,50 @@ def _read_generation_settings(checkpoint: Path) -> None:
 
     if (checkpoint / GENERATION_CONFIG_NAME).is_file():
         GenerationConfig.from_model_config = staticmethod(stored)
+
+
+def join_biases(path: Path) -> None:
+    """Give products their biases, as litert-torch's first converter does: `[1,T,D] -> FULLY_CONNECTED -> [1,T,N]`.
+
+    The second one writes `[1,T,D] -> FULLY_CONNECTED -> [T,N] -> ADD -> [T,N] -> RESHAPE`.
+    """
+    opened = Opened(path)
+    part = opened.main()
+    for graph in part.model.subgraphs:
+        for addition in graph.operators:
+            product = _product_to_join(graph, addition)
+            if product is None:
+                continue
+            result = addition.output
+            result.shape = (*product.input(0).shape[:-1], result.shape[-1])
+            options = new_table("FullyConnectedOptions", keep_num_dims=True)
+            operands = [*product.inputs[:2], addition.input(1)]
+            whole = Operator(product.code, operands, [result], options)
+            graph.replace([product, addition], {whole: graph.after(addition)})
+    part.changed = True
+    written = path.with_name(f"{path.stem}_biases{path.suffix}")
+    opened.save(written)
+    written.replace(path)
+
+
+def _product_to_join(graph: Subgraph, addition: Operator) -> Operator | None:
+    """The product whose bias an operator adds: it has no other reader, no options, and RESHAPEs read the sum."""
+    if addition.name != "ADD" or addition.option("fused_activation_function"):
+        return None
+    result = addition.input(0)
+    bias = addition.input(1)
+    product = result.producer
+    if product is None or product.name != "FULLY_CONNECTED" or any(product.inputs[2:]):
+        return None
+    if product.options is not None and product.options.fields:
+        return None
+    is_alone = result.consumers == [addition] and not graph.is_output(result)
+    is_bias = bias.is_constant and bias.shape == product.input(1).shape[:1]
+    readers = addition.output.consumers
+    is_reshaped = not graph.is_output(addition.output) and all(
+        one.name == "RESHAPE" for one in readers
+    )
+    return product if is_alone and is_bias and is_reshaped else None
 
 
 def write_window(path: Path, window: int) -> None:
