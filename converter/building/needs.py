@@ -12,7 +12,7 @@ from edge_opt.building.stages import MORE_MEMORY
 
 _EXPORT_IN_MEMORY = "export in memory"
 _MEMORY = {
-    "round": (1.5, 2.5),
+    "round": (1.0, 2.5),
     "export": (2.7, 8.9),
     _EXPORT_IN_MEMORY: (2.6, 13.1),
     "calibrate": (1.5, 3.5),
