@@ -29,7 +29,7 @@ from edge_opt.base.errors import EdgeOptError, OutputError, UsageError
 from edge_opt.base.words import Progress
 from edge_opt.building import StageFailedError, pipeline, stages
 from edge_opt.building.evaluation import check_runtimes
-from edge_opt.building.stages import Job
+from edge_opt.building.stages import Job, OutOfMemoryError
 from edge_opt.npu import CompilerFailedError, CompilerMissingError
 
 ROOT = Path(__file__).parent.parent
@@ -193,7 +193,10 @@ def test_a_stages_process_tells_steps_memory_and_output(place: Place, monkeypatc
 @pytest.mark.parametrize(
     ("code", "kind", "sentence"),
     [
-        ("os.kill(os.getpid(), 9)", StageFailedError, "killed by SIGKILL, as the system does when memory runs out"),
+        ("os.kill(os.getpid(), 9)", OutOfMemoryError, f"memory ran out (killed by SIGKILL): {stages.MORE_MEMORY}"),
+        ("raise MemoryError", OutOfMemoryError, f"memory ran out (MemoryError: ): {stages.MORE_MEMORY}"),
+        ("raise RuntimeError('Cannot allocate memory')", OutOfMemoryError,
+         f"memory ran out (RuntimeError: Cannot allocate memory): {stages.MORE_MEMORY}"),
         ("os._exit(7)", StageFailedError, "exit status 7"),
         ("raise ValueError('a scale of zero\\nand more')", StageFailedError, "ValueError: a scale of zero"),
         (NO_SETTING, UsageError, "no such setting"),

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 from cli_runs import Patch
 from pretend_npu import require_qnn
@@ -34,7 +36,7 @@ TESTDATA = Path(__file__).parent.parent / "testdata"
 EXAMPLES = TESTDATA.parent / "examples"
 BETTER = ["position_table", "balanced_norms"]
 """Passes that change answers, for the better."""
-OPTIONS = {
+OPTIONS: dict[str, Any] = {
     "soc": "SM8750",
     "prefill": [128],
     "cache": 1024,
@@ -147,31 +149,77 @@ def test_a_checkpoint_becomes_a_bundle_although_killed_on_the_way(
     assert ranges_in(one_core) == ranges_in(work / "calibrate")
 
 
-def test_norms_of_a_rotated_checkpoint_are_still_composites(folder: Path, tmp_path: Path) -> None:
-    """Decomposed, they differ on the NPU; CPU kernels show nothing."""
-    script, checkpoint = TESTDATA / "make_checkpoint.py", tmp_path / "llama"
+def make_llama(checkpoint: Path) -> None:
+    script = TESTDATA / "make_checkpoint.py"
     small = ["--layers", "1", "--hidden", "128", "--ffn", "256", "--head-size", "64"]
     subprocess.run(
         [sys.executable, script, checkpoint, "--architecture", "llama", *small], check=True
     )
-    safetensors = pytest.importorskip("safetensors.torch")
-    weights = safetensors.load_file(checkpoint / "model.safetensors")
-    weights["model.embed_tokens.weight"][:, 5] *= 1000
-    safetensors.save_file(weights, checkpoint / "model.safetensors", {"format": "pt"})
+
+
+def export(checkpoint: Path, prompts: Path, **settings: object) -> Path:
+    """The folder of the stage `export`, after which the build is stopped."""
 
     def stop(stage: StageReport) -> None:
         if stage.name == "export":
             raise KeyboardInterrupt
 
+    options = {**OPTIONS, "settings": {**OPTIONS["settings"], **settings}}
+    output = checkpoint.with_name(f"{len([*checkpoint.parent.iterdir()])}.litertlm")
     with pytest.raises(KeyboardInterrupt):
-        build(
-            checkpoint,
-            tmp_path / "out.litertlm",
-            prompts=folder / "gemma.jsonl",
-            on_stage=stop,
-            **OPTIONS,
-        )
-    exported = tmp_path / "out.work" / "export"
+        build(checkpoint, output, prompts=prompts, on_stage=stop, **options)
+    return output.with_suffix(".work") / "export"
+
+
+def test_an_export_that_streams_the_weights_gives_the_same_bundle(
+    folder: Path, tmp_path: Path
+) -> None:
+    """Signatures and tokens that end a text are in another order."""
+    from litert_torch._convert import converter_v2
+
+    if not converter_v2.is_supported():
+        pytest.skip("TensorFlow has no second converter (tf-nightly has)")
+    make_llama(tmp_path / "small")
+    settings = json.dumps({"eos_token_id": [3, 5, 7]})
+    (tmp_path / "small" / "generation_config.json").write_text(settings)
+    found = []
+    for streams in (False, True):
+        path = export(tmp_path / "small", folder / "gemma.jsonl", use_v2=streams)
+        model = Opened(path / "model.litertlm").main().model
+        told = json.loads((path / "stage.json").read_text())["values"]
+        assert any("tf-nightly" in note for note in told["notes"]) is not streams
+        operators = {
+            signature.key: Counter((one.name, one.output.shape) for one in signature.subgraph)
+            for signature in model.signatures
+        }
+        codes: set[tuple[object, ...]] = set()
+        for graph in model.subgraphs:
+            for tensor in graph.tensors:
+                if tensor.has_numbers and tensor.is_constant and len(tensor.shape) > 1:
+                    codes.add((tensor.dtype, tensor.shape, np.asarray(tensor.array()).tobytes()))
+        found.append((operators, codes, stop_tokens(path / "model.litertlm")))
+    assert found[0] == found[1]
+    assert found[0][2] >= {3, 5, 7}
+
+
+def stop_tokens(path: Path) -> set[int]:
+    """The tokens that end a text, of a bundle's metadata."""
+    from litert_lm_builder.runtime.proto import llm_metadata_pb2
+
+    content = read_bundle(path).content(0)
+    found = llm_metadata_pb2.LlmMetadata.FromString(content.read(0, content.size))
+    return {number for token in found.stop_tokens for number in token.token_ids.ids}
+
+
+def test_norms_of_a_rotated_checkpoint_are_still_composites(folder: Path, tmp_path: Path) -> None:
+    """Decomposed, they differ on the NPU; CPU kernels show nothing."""
+    checkpoint = tmp_path / "llama"
+    make_llama(checkpoint)
+    safetensors = pytest.importorskip("safetensors.torch")
+    weights = safetensors.load_file(checkpoint / "model.safetensors")
+    weights["model.embed_tokens.weight"][:, 5] *= 1000
+    safetensors.save_file(weights, checkpoint / "model.safetensors", {"format": "pt"})
+    exported = export(checkpoint, folder / "gemma.jsonl")
     assert sorted(file.name for file in exported.iterdir()) == ["model.litertlm", "stage.json"]
     assert json.loads((exported / "stage.json").read_text())["values"]["rotated"]
     for signature in Opened(exported / "model.litertlm").main().model.signatures:

@@ -24,7 +24,15 @@ THIRD_PARTY = {
     "litert_torch": ("converter/building/pipeline.py", "converter/building/prompts.py"),
     "torch": tuple(
         f"converter/building/{name}.py"
-        for name in ("evaluation", "logits", "network", "pipeline", "rotation", "rounding")
+        for name in (
+            "checkpoint",
+            "evaluation",
+            "logits",
+            "network",
+            "pipeline",
+            "rotation",
+            "rounding",
+        )
     ),
     "peft": ("converter/building/merging.py",),
     "litert_lm": ("converter/building/evaluation.py",),

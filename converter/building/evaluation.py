@@ -21,6 +21,7 @@ from edge_opt.base.packages import versions_of
 from edge_opt.base.record import Record, from_dict
 from edge_opt.base.words import Progress, many
 from edge_opt.building import stages
+from edge_opt.building.checkpoint import load
 from edge_opt.building.prompts import read_prompts, text_of
 from edge_opt.building.recipe import EMULATE, EVALUATE
 from edge_opt.building.source import ADAPTER_CONFIG, Kind, look_at
@@ -431,15 +432,13 @@ def _in_float(model: Model, graph: Subgraph, softmax: Operator) -> list[Operator
 
 
 class Checkpoint:
-    """A Hugging Face checkpoint in float32."""
+    """A Hugging Face checkpoint in float32, most of whose weights stay on disk."""
 
     def __init__(self, folder: str) -> None:
-        import torch
         import transformers
 
         self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
-        loaded = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        self._model: Any = loaded.eval()
+        self._model = load(Path(folder)).model
 
     def say(self, part: Part, texts: Mapping[str, Text]) -> list[float]:
         """The log-likelihood of each token that the bundles scored.

@@ -17,6 +17,7 @@ import numpy as np
 
 from edge_opt.base.errors import UsageError
 from edge_opt.base.words import Progress
+from edge_opt.building.checkpoint import load
 from edge_opt.building.gptq import ROWS_AT_ONCE, Floats, Grid, Rounder
 from edge_opt.building.prompts import read_prompts, wording_of
 from edge_opt.building.rotation import NORM, orthogonal
@@ -37,7 +38,6 @@ def moments_of(checkpoint: Path, prompts: Path, progress: Progress, *, rotated: 
     the final norm's weights.
     """
     import torch
-    import transformers
 
     wording = wording_of(checkpoint)
     texts = [wording.tokenizer.tokenize(wording.text(prompt)) for prompt in read_prompts(prompts)]
@@ -47,11 +47,10 @@ def moments_of(checkpoint: Path, prompts: Path, progress: Progress, *, rotated: 
             f"the prompts have {tokens} tokens, and 4-bit logits need {_LEAST_TOKENS}: give "
             f"{_LEAST_TOKENS - tokens} more, or weights='8'"
         )
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        checkpoint, dtype=torch.float32
-    ).eval()
+    model = load(checkpoint).model
     if rotated:
-        model.get_parameter(NORM).data.fill_(1)
+        norm = model.get_submodule(NORM.removesuffix(".weight"))
+        norm.weight = torch.nn.Parameter(torch.ones(norm.weight.shape))
     total: Any = 0
     for done, text in enumerate(texts):
         progress("reading", done, len(texts))

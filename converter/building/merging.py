@@ -6,10 +6,12 @@ from typing import Any
 
 from edge_opt.base.errors import UsageError
 from edge_opt.base.words import Progress
-from edge_opt.building.rotation import TEXTS, load, save
+from edge_opt.building.checkpoint import TEXTS, Streamed, load
 from edge_opt.building.rounding import CHECKPOINT
 from edge_opt.building.source import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from edge_opt.building.stages import Job
+
+_SETTINGS = {ADAPTER_CONFIG, "config.json", "generation_config.json"}
 
 
 def merge(job: Job, _: Progress) -> dict[str, Any]:
@@ -23,7 +25,7 @@ def merge(job: Job, _: Progress) -> dict[str, Any]:
 
     adapter = Path(job.inputs["adapter"])
     base = Path(job.inputs["source"])
-    model = load(base)
+    model = load(base, stream=False).model
     try:
         adapted = peft.PeftModel.from_pretrained(model, adapter)
         with safe_open(adapter / ADAPTER_WEIGHTS, "pt") as file:
@@ -42,9 +44,9 @@ def merge(job: Job, _: Progress) -> dict[str, Any]:
             f"{adapter} does not fit {base}: only one of them has {min(astray)}; give the base that it was trained on"
         )
     output = Path(job.output, CHECKPOINT)
-    output.mkdir()
+    whole = Streamed(merged, {})
+    whole.copy_to(whole.prepare_copy(base, output, ()))
     for file in adapter.iterdir():
-        if file.suffix in TEXTS and file.name != ADAPTER_CONFIG:
+        if file.suffix in TEXTS and file.name not in _SETTINGS:
             shutil.copy(file, output)  # its tokenizer, which may have other special tokens
-    save(merged, base, output)
     return {"notes": [f"Merged the adapter {adapter.name} with {base.name}"]}

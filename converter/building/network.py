@@ -14,6 +14,7 @@ import numpy as np
 
 from edge_opt.base.errors import UsageError
 from edge_opt.base.words import Progress
+from edge_opt.building.checkpoint import Streamed
 from edge_opt.building.gptq import ROWS_AT_ONCE, Floats, Grid, Rounder
 from edge_opt.building.logits import KEPT_ROWS
 
@@ -91,25 +92,29 @@ def last_part(name: str) -> str:
 class Network:
     """A model layer by layer, with the texts to round for and those to judge by."""
 
-    def __init__(self, model: Any, read: Sequence[Any], judged: Any) -> None:
+    def __init__(self, weights: Streamed, read: Sequence[Any], judged: Any) -> None:
+        model = weights.model
+        self._filled = weights.filled
         self._model = model
         self._layers = list(model.model.layers)
         self.products = [_products(number, layer) for number, layer in enumerate(self._layers)]
         """The products of each layer."""
-        self._read = [self._text(tokens) for tokens in read]
-        self._judged = self._text(judged)
+        with self._filled(model.model.embed_tokens):
+            self._read = [self._text(tokens) for tokens in read]
+            self._judged = self._text(judged)
         # The second half, as `evaluate` scores: the first positions are a template, and no answer stands there.
         self._compared = slice(judged.shape[1] // 2, None, _EVERY)
         self._expected = model(judged).logits[:, self._compared].log_softmax(-1)
-        if not abs(self.harm()) < 1e-4:
+        moved = replace(self._judged)
+        for number, layer in enumerate(self._layers):
+            with self._filled(layer):
+                self._move(number, [moved])
+        if not abs(self._harm(moved)) < 1e-4:
             raise UsageError(_unknown("the way it computes its logits"))
 
-    def harm(self, start: int = 0, text: Text | None = None) -> float:
-        """The mean KL divergence from the original's next token, in nats, of texts that have reached a layer."""
-        moved = replace(text or self._judged)
-        for number in range(start, len(self._layers)):
-            self._move(number, [moved])
-        states = self._model.model.norm(moved.hidden)[:, self._compared]
+    def _harm(self, text: Text) -> float:
+        """The mean KL divergence from the original's next token, in nats, of texts behind the last layer."""
+        states = self._model.model.norm(text.hidden)[:, self._compared]
         return self._divergence(self._model.lm_head(states))
 
     def _divergence(self, logits: Any) -> float:
@@ -117,51 +122,74 @@ class Network:
         return float((self._expected.exp() * (self._expected - found)).sum(-1).mean())
 
     def measured(self, progress: Progress) -> Harm:
-        """The harm of rounding; the model stays as it is."""
-        found: list[tuple[Product, float]] = []
+        """The harm of rounding.
+
+        Every layer is read from disk once: the texts changed by products of earlier layers pass it together.
+        """
+        changed: list[tuple[Product, Text]] = []
         read = [replace(text) for text in self._read]
         judged = replace(self._judged)
         eight = replace(self._judged)
         for layer, products in enumerate(self.products):
             progress("measuring", layer, len(self.products))
-            moments = self._advance(layer, read)
-            for product in products:
-                with self._instead(
-                    product, partial(_rounded_values, Rounder(moments[product.name]))
-                ):
-                    harm = self.harm(layer, judged)
-                found.append((product, max(harm, 0.0)))
-            every: dict[str, Any] = {}
-            for product in products:
-                every |= product.modules
-            with self._instead(Product(layer, "all", every), _at_8_bits):
-                self._move(layer, [eight])
-            self._move(layer, [judged])
-        return Harm(found, self.harm(len(self.products), eight), self._logits_harm(read, judged))
+            with self._filled(self._layers[layer]):
+                self._move(layer, [text for _, text in changed])
+                moments = self._advance(layer, read)
+                for product in products:
+                    text = replace(judged)
+                    rounder = Rounder(moments.pop(product.name))
+                    with self._instead(product, partial(_rounded_values, rounder)):
+                        self._move(layer, [text])
+                    changed.append((product, text))
+                every: dict[str, Any] = {}
+                for product in products:
+                    every |= product.modules
+                with self._instead(Product(layer, "all", every), _at_8_bits):
+                    self._move(layer, [eight])
+                self._move(layer, [judged])
+        with self._filled(self._model.lm_head):
+            found = [(product, max(self._harm(text), 0.0)) for product, text in changed]
+            return Harm(found, self._harm(eight), self._logits_harm(read, judged))
 
     def rounded(
-        self, narrow: Callable[[Product], bool], progress: Progress
-    ) -> tuple[dict[str, Grid], Floats]:
-        """Round the chosen products in place, each layer for the inputs that the rounded ones before it give.
+        self,
+        narrow: Callable[[Product], bool],
+        known: Mapping[str, Grid],
+        keep: Callable[[str, Grid], None],
+        progress: Progress,
+    ) -> tuple[Floats, float]:
+        """Round the chosen products, each layer for the inputs that the rounded ones before it give.
 
-        Returns the grids by name, and the sum of `x x'` over inputs x of the logits' product.
+        Args:
+            narrow: chooses the products.
+            known: grids by name of those that have one already.
+            keep: gets each name with its grid.
+            progress: called with (stage, done, total).
+
+        Returns:
+            The sum of `x x'` over inputs x of the logits' product, and the harm of the rounding.
         """
-        grids: dict[str, Grid] = {}
         read = [replace(text) for text in self._read]
+        judged = replace(self._judged)
         for layer, products in enumerate(self.products):
             progress("rounding", layer, len(self.products))
             before = [replace(text) for text in read]
-            moments = self._advance(layer, read)
-            chosen = [*filter(narrow, products)]
-            for product in chosen:
-                rounder = Rounder(moments[product.name])
-                for name, module in product.modules.items():
-                    grids[name] = _rounded(rounder, rows_of(module))
-                    set_rows(module, grids[name].values())
-            if chosen:
-                read = before
-                self._move(layer, read)
-        return grids, self._normed_moments(read)
+            with self._filled(self._layers[layer]):
+                moments = self._advance(layer, read)
+                for product in products:
+                    grids = {name: known[name] for name in product.modules if name in known}
+                    if narrow(product):
+                        rounder = Rounder(moments.pop(product.name))
+                        for name, module in product.modules.items():
+                            grids[name] = _rounded(rounder, rows_of(module))
+                    for name, grid in grids.items():
+                        set_rows(product.modules[name], grid.values())
+                        keep(name, grid)
+                if any(map(narrow, products)):
+                    read = before
+                    self._move(layer, read)
+                self._move(layer, [judged])
+        return self._normed_moments(read), self._harm(judged)
 
     def _normed_moments(self, texts: Sequence[Text]) -> Floats:
         total: Any = 0

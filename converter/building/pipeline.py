@@ -28,9 +28,11 @@ from edge_opt.building.sections import keep_sections
 from edge_opt.building.source import SETTING, plan_caches
 from edge_opt.building.stages import INSTALL, QUANTIZERS, Job
 from edge_opt.integrations.npu_export import npu_optimize
+from edge_opt.ir import Operator, Subgraph
 from edge_opt.ir.opening import MAIN_SECTION, Opened
 from edge_opt.npu.compiler import Compiler, CompilerFailedError, first_complaint
 from edge_opt.npu.vendors import vendor_backend
+from edge_opt.schema import new_table
 from edge_opt.schema.litertlm import ASSUMED_WINDOW, read_bundle, section_of
 from edge_opt.soundness import power_of_two
 from edge_opt.targets import Target
@@ -52,7 +54,11 @@ _CALLED += tuple(f"npu_{name}" for name in _STAGES)
 """What edge-opt calls of the pipeline's module `stages`."""
 _DEFAULTS = {"disable_aux_compilation": True, "rotate": True}
 """Our defaults. litert-torch also compiles the auxiliary model's masks; LiteRT-LM makes its own. For `rotate`, see
-`rotation`."""
+`rotation`. `use_v2`, whose default depends on TensorFlow, is litert-torch's second converter, which streams weights."""
+_LESS_MEMORY = (
+    "Exported with all weights in memory: with TensorFlow 2.22 or newer (pip uninstall tensorflow; pip install "
+    "tf-nightly), litert-torch streams them"
+)
 _WHOLE = "full_attention"
 _PREFILL = "prefill_"
 _LARGEST_CODE = 32767  # of int16; a symmetric range's scale is the range divided by it
@@ -91,12 +97,14 @@ def configure(job: Job, _: Progress) -> dict[str, Any]:
     make = _lib("stages").NpuPipelineConfig
     vendor = _lib("configs.vendor_configs").VENDOR_CONFIGS.get(job.options["vendor"], {})
     used = _used_settings()
+    streams = importlib.import_module("litert_torch._convert.converter_v2").is_supported()
+    ours = {**_DEFAULTS, "use_v2": streams}
     fixed = {
         "backend": job.options["vendor"],
         "soc_model": job.options["chip"],
         "model_id": str(model),
     }
-    config = make.from_dict({**_DEFAULTS, **vendor, **settings, **fixed})
+    config = make.from_dict({**ours, **vendor, **settings, **fixed})
     caches = job.options["caches"]
     if model.is_dir():
         caches = _planned_caches(config, model, whole=settings.get(SETTING, 0) is None)
@@ -176,7 +184,11 @@ def export(job: Job, _: Progress) -> dict[str, Any]:
         config = _config(job)
         stages = _lib("stages")
         prepared = preparing.result()
-    config.model_id = str(rotated) if prepared.rotated else job.inputs["base"]
+    source = rotated if prepared.rotated else Path(job.inputs["base"])
+    config.model_id = str(source)
+    config.use_v2 = config.delete_in_memory_params = config.use_v2 and prepared.streamed
+    if config.use_v2:
+        _read_generation_settings(source)
     try:
         stages.npu_export(config, job.output)
     except KeyError as error:
@@ -186,9 +198,68 @@ def export(job: Job, _: Progress) -> dict[str, Any]:
             f"every layer of the checkpoint has a sliding window, but litert-torch exports this family "
             f"only with at least one '{_WHOLE}' among layer_types in config.json"
         ) from error
+    if config.use_v2:
+        join_biases(job.model)
     if job.options["window"]:
         write_window(job.model, job.options["window"])
-    return {"notes": [prepared.note] if prepared.note else [], "rotated": prepared.rotated}
+    notes = [prepared.note, "" if config.use_v2 else _LESS_MEMORY]
+    return {"notes": [*filter(None, notes)], "rotated": prepared.rotated}
+
+
+def _read_generation_settings(checkpoint: Path) -> None:
+    """Make litert-torch's second converter read the tokens that end a text from where the first one does."""
+    from transformers import GenerationConfig
+    from transformers.utils import GENERATION_CONFIG_NAME
+
+    def stored(_: Any) -> Any:
+        return GenerationConfig.from_pretrained(checkpoint)
+
+    if (checkpoint / GENERATION_CONFIG_NAME).is_file():
+        GenerationConfig.from_model_config = staticmethod(stored)
+
+
+def join_biases(path: Path) -> None:
+    """Give products their biases, as litert-torch's first converter does: `[1,T,D] -> FULLY_CONNECTED -> [1,T,N]`.
+
+    The second one writes `[1,T,D] -> FULLY_CONNECTED -> [T,N] -> ADD -> [T,N] -> RESHAPE`.
+    """
+    opened = Opened(path)
+    part = opened.main()
+    for graph in part.model.subgraphs:
+        for addition in graph.operators:
+            product = _product_to_join(graph, addition)
+            if product is None:
+                continue
+            result = addition.output
+            result.shape = (*product.input(0).shape[:-1], result.shape[-1])
+            options = new_table("FullyConnectedOptions", keep_num_dims=True)
+            operands = [*product.inputs[:2], addition.input(1)]
+            whole = Operator(product.code, operands, [result], options)
+            graph.replace([product, addition], {whole: graph.after(addition)})
+    part.changed = True
+    written = path.with_name(f"{path.stem}_biases{path.suffix}")
+    opened.save(written)
+    written.replace(path)
+
+
+def _product_to_join(graph: Subgraph, addition: Operator) -> Operator | None:
+    """The product whose bias an operator adds: it has no other reader, no options, and RESHAPEs read the sum."""
+    if addition.name != "ADD" or addition.option("fused_activation_function"):
+        return None
+    result = addition.input(0)
+    bias = addition.input(1)
+    product = result.producer
+    if product is None or product.name != "FULLY_CONNECTED" or any(product.inputs[2:]):
+        return None
+    if product.options is not None and product.options.fields:
+        return None
+    is_alone = result.consumers == [addition] and not graph.is_output(result)
+    is_bias = bias.is_constant and bias.shape == product.input(1).shape[:1]
+    readers = addition.output.consumers
+    is_reshaped = not graph.is_output(addition.output) and all(
+        one.name == "RESHAPE" for one in readers
+    )
+    return product if is_alone and is_bias and is_reshaped else None
 
 
 def write_window(path: Path, window: int) -> None:

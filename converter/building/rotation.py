@@ -12,9 +12,9 @@ rotated: every weight must be listed here, every norm must compute `weight * x /
 must be the same before and after.
 """
 
-import pickle
 import re
 import shutil
+from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_opt.base.errors import EdgeOptError, ModelFormatError, UsageError
+from edge_opt.building.checkpoint import Stored, Streamed, load
 
 _LAYER = r"(model\.layers\.\d+\.)"
 _NORMS = {
@@ -36,10 +36,7 @@ _EMBEDDING = "model.embed_tokens.weight"
 NORM = "model.norm.weight"
 """The final norm's weights."""
 _HEAD = "lm_head.weight"
-TEXTS = {".json", ".model", ".jinja", ".txt"}
-"""Endings of a checkpoint's files beside its weights."""
 _TOKENS = 64
-_ROWS_AT_ONCE = 8192
 _SAME = 1e-4
 """Largest difference that counts as float32 rounding, relative to the largest logit; 5e-6 for SmolLM2-135M."""
 _GAIN = 2.0
@@ -49,12 +46,12 @@ _GAIN = 2.0
 class Prepared(NamedTuple):
     """The outcome of a rotation: `note`, for the user, says what was rotated, or why nothing was.
 
-    `spoiled`: the model's weights have changed, although it is not rotated; it must be loaded again.
+    `streamed` is true if the weights did not have to be loaded as a whole.
     """
 
     rotated: bool
     note: str
-    spoiled: bool = False
+    streamed: bool = True
 
 
 def prepare(source: Path, output: Path, *, rotate: bool) -> Prepared:
@@ -65,112 +62,42 @@ def prepare(source: Path, output: Path, *, rotate: bool) -> Prepared:
     Raises:
         UsageError: weights are missing, truncated, of another shape, NaN or infinite; or transformers refuses the
             generation settings.
-        EdgeOptError: memory ran out.
     """
-    model = load(source)
+    weights = load(source)
     if not rotate:
-        return Prepared(rotated=False, note="")
-    prepared = rotate_stream(model)
-    if prepared.rotated:
-        save(model, source, output)
-    return prepared
+        return Prepared(rotated=False, note="", streamed=weights.streamed)
+    return rotate_stream(weights, source, output)._replace(streamed=weights.streamed)
 
 
-def rotate_stream(model: Any, *, least_gain: float = _GAIN) -> Prepared:
-    """Rotate the residual stream of a model in place.
+def rotate_stream(
+    weights: Streamed, source: Path, output: Path, *, least_gain: float = _GAIN
+) -> Prepared:
+    """Write a checkpoint whose residual stream is rotated to the new folder `output`, in float32.
 
-    The model is not rotated if a weight or a norm rules it out, if its function would change, or if the largest number
-    in the stream shrinks by less than `least_gain`.
+    No folder is written if a weight or a norm rules it out, if the model's function would change, or if the largest
+    number in the stream shrinks by less than `least_gain`.
     """
-    import torch
-
-    obstacle = _obstacle(model)
+    obstacle = _obstacle(weights)
     if obstacle:
         return _left(obstacle)
-    before, largest = _run(model)
-    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
-    model.config.tie_word_embeddings = False
-    with torch.no_grad():
-        _rotate_weights(model.state_dict(), torch.tensor(orthogonal(model.config.hidden_size)))
-    after, smaller = _run(model)
+    before, largest = _run(weights.model)
+    _write_rotated(weights, weights.prepare_copy(source, output, weights.names, untie=True))
+    after, smaller = _run(load(output).model)
     difference = float((after - before).abs().max() / before.abs().max())
+    reason = ""
     if not difference <= _SAME:  # NaN, too
-        return _left(
-            f"its logits would change by {difference:.2%} of the largest one", spoiled=True
-        )
-    if not smaller * least_gain <= largest:
-        text = f"its largest number would only change from {largest:,.1f} to {smaller:,.1f}"
-        return _left(text, spoiled=True)
+        reason = f"its logits would change by {difference:.2%} of the largest one"
+    elif not smaller * least_gain <= largest:
+        reason = f"its largest number would only change from {largest:,.1f} to {smaller:,.1f}"
+    if reason:
+        shutil.rmtree(output)
+        return _left(reason)
     note = f"Rotated the residual stream: its largest number falls from {largest:,.0f} to {smaller:,.0f}"
     return Prepared(rotated=True, note=note)
 
 
-def _left(reason: str, *, spoiled: bool = False) -> Prepared:
-    return Prepared(
-        rotated=False, note=f"The residual stream is not rotated: {reason}", spoiled=spoiled
-    )
-
-
-def save(model: Any, source: Path, output: Path) -> None:
-    """Write a model that was made from a checkpoint as another one, with the tokenizer and other files."""
-    model.save_pretrained(output)
-    for file in source.iterdir():
-        if file.is_file() and file.suffix in TEXTS and not (output / file.name).exists():
-            shutil.copy(file, output)
-
-
-def load(source: Path) -> Any:
-    """The model in float32, checked: transformers fills missing weights with random numbers.
-
-    Raises:
-        ModelFormatError: weights are truncated.
-        UsageError: weights are missing, of another shape, NaN or infinite; or transformers refuses the generation
-            settings.
-        EdgeOptError: memory ran out.
-    """
-    import safetensors
-    import torch
-    import transformers
-
-    try:
-        model, info = transformers.AutoModelForCausalLM.from_pretrained(
-            source,
-            dtype=torch.float32,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-        )
-    # The last three are torch's for damaged .bin files.
-    except (
-        safetensors.SafetensorError,
-        pickle.UnpicklingError,
-        EOFError,
-        RuntimeError,
-    ) as error:
-        cause, _, _ = (str(error) or "they are empty").partition("\n")
-        if "allocate memory" in cause:
-            raise EdgeOptError(
-                f"not enough memory for the weights of {source} in float32 ({cause}): "
-                "free some, or use a larger machine"
-            ) from error
-        raise ModelFormatError(
-            f"weights in {source} are damaged or incomplete ({cause}): copy them again, or run `git lfs pull`"
-        ) from error
-    except ValueError as error:
-        what = f"transformers cannot load {source} ({str(error).rstrip('.')})"
-        raise UsageError(f"{what}: correct its generation_config.json or config.json") from error
-    wrong = dict.fromkeys(info["missing_keys"], "is missing")
-    wrong |= {name: "has another shape" for name, *_ in info["mismatched_keys"]}
-    for name, how in sorted(wrong.items()):
-        raise UsageError(
-            f"the checkpoint's weights do not fit its config.json: {name} {how}, the first of {len(wrong)}; compare "
-            f"both with the base model"
-        )
-    for name, weight in model.state_dict().items():
-        if not torch.isfinite(weight).all():
-            raise UsageError(
-                f"{source}: '{name}' holds NaN or infinity, as when training diverges: give an earlier checkpoint"
-            )
-    return model.eval()
+def _left(reason: str) -> Prepared:
+    return Prepared(rotated=False, note=f"The residual stream is not rotated: {reason}")
 
 
 def orthogonal(width: int) -> NDArray[np.float64]:
@@ -185,9 +112,9 @@ def orthogonal(width: int) -> NDArray[np.float64]:
     return np.kron(hadamard, cosines)
 
 
-def _obstacle(model: Any) -> str:
+def _obstacle(weights: Streamed) -> str:
     """Why a model cannot be rotated: a weight or norm of another kind; empty if all are known."""
-    weights = model.state_dict()
+    names = weights.names
     known = (
         *_NORMS.values(),
         _WRITES,
@@ -195,16 +122,16 @@ def _obstacle(model: Any) -> str:
         re.compile(_LAYER + f"(?:{'|'.join(_NORMS)})\\.weight"),
     )
     norms = {NORM}
-    for name in weights:
+    for name in names:
         if name not in (_EMBEDDING, NORM, _HEAD) and not any(one.fullmatch(name) for one in known):
             return f"edge-opt has no rule for '{name}'"
         norms |= {*_norm_before(name)}
     for name in (_EMBEDDING, _HEAD):
-        if name not in weights:
+        if name not in names:
             return f"'{name}' is missing"
     for name in sorted(norms):
         norm = name.removesuffix(".weight")
-        if name not in weights or not _is_rms_norm(model, norm):
+        if name not in names or not _is_rms_norm(weights, norm):
             return f"'{norm}' does not compute `weight * x / rms(x)`, the only norm that a rotation preserves"
     return ""
 
@@ -221,34 +148,37 @@ def _norm_before(name: str) -> list[str]:
     return found
 
 
-def _is_rms_norm(model: Any, name: str) -> bool:
+def _is_rms_norm(weights: Streamed, name: str) -> bool:
     """True if a norm computes `weight * x / rms(x)`; x has a mean, which a LayerNorm would subtract."""
     import torch
 
-    norm = model.get_submodule(name)
-    x = torch.linspace(1e3, 9e3, model.config.hidden_size)  # large, so that epsilon does not matter
-    with torch.no_grad():
+    norm = weights.model.get_submodule(name)
+    width = weights.model.config.hidden_size
+    x = torch.linspace(1e3, 9e3, width)  # large, so that epsilon does not matter
+    with torch.no_grad(), weights.filled(norm):
         wanted = norm.weight * x / x.square().mean().sqrt()
         return bool(torch.allclose(norm(x[None, None])[0, 0], wanted, rtol=_SAME, atol=0))
 
 
-def _rotate_weights(state: dict[str, Any], turn: Any) -> None:
-    """Rotate the weights in place, computing in float64."""
-    for name, weight in state.items():
-        if _WRITES.fullmatch(name):
-            weight.copy_(turn.T @ weight.double())
-        elif name == _EMBEDDING:
-            _turn_rows(weight, turn)
-        for norm in _norm_before(name):
-            _turn_rows(weight, state[norm].double()[:, None] * turn)
-    for name in set(chain.from_iterable(map(_norm_before, state))):
-        state[name].fill_(1)
+def _write_rotated(weights: Streamed, places: Mapping[str, Stored]) -> None:
+    """Write the rotated weights, computing in float64."""
+    import torch
 
-
-def _turn_rows(weight: Any, turn: Any) -> None:
-    """Multiply rows by a matrix in place, some at a time: those of a large vocabulary take gigabytes in float64."""
-    for rows in weight.split(_ROWS_AT_ONCE):
-        rows.copy_(rows.double() @ turn)
+    turn = torch.tensor(orthogonal(weights.model.config.hidden_size))
+    norms = set(chain.from_iterable(map(_norm_before, places)))
+    for name, place in places.items():
+        if name in norms:
+            place.codes("r+")[:] = 1
+        elif _WRITES.fullmatch(name):
+            place.codes("r+")[:] = turn.T @ torch.from_numpy(weights.read(name)).double()
+        else:
+            factor = turn if name == _EMBEDDING else None
+            for norm in _norm_before(name):
+                factor = torch.from_numpy(weights.read(norm)).double()[:, None] * turn
+            # Some rows at a time: those of a large vocabulary take gigabytes in float64.
+            for first, rows in weights.blocks(name):
+                turned = rows if factor is None else torch.from_numpy(rows).double() @ factor
+                place.codes("r+")[first : first + len(rows)] = turned
 
 
 def _run(model: Any) -> tuple[Any, float]:

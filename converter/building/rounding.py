@@ -9,8 +9,10 @@ of a product's output that rounding destroys does not predict the harm: in Qwen2
 
 import json
 import math
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import numpy as np
 from edge_opt.base.errors import UsageError
 from edge_opt.base.record import from_dict
 from edge_opt.base.words import Progress, listed, many
+from edge_opt.building.checkpoint import Stored, Streamed, create, load
 from edge_opt.building.gptq import TOP, Floats, Grid
 from edge_opt.building.network import (
     NAMES,
@@ -26,11 +29,9 @@ from edge_opt.building.network import (
     Product,
     check_family,
     last_part,
-    rows_of,
-    set_rows,
 )
 from edge_opt.building.prompts import read_prompts, wording_of
-from edge_opt.building.rotation import load, rotate_stream, save
+from edge_opt.building.rotation import rotate_stream
 from edge_opt.building.stages import Job
 
 CHECKPOINT = "checkpoint"
@@ -91,32 +92,46 @@ def round_weights(job: Job, progress: Progress) -> dict[str, Any]:
     given = job.options["plan"]
     import torch
 
-    model = load(source)
-    check_family(model)
+    weights = load(source)
+    check_family(weights.model)
     read, judged = _texts(source, Path(job.inputs["prompts"]))
     notes = []
-    with torch.no_grad():
-        found = grids_of(model)
-        if not found and job.options["rotate"]:
+    with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+        known = grids_of(weights)
+        if not known and job.options["rotate"]:
             # Weights round better when no channel stands out, even if activations gain nothing.
-            prepared = rotate_stream(model, least_gain=0)
+            rotated = Path(folder, "rotated")
+            prepared = rotate_stream(weights, source, rotated, least_gain=0)
             notes.append(prepared.note)
-            if prepared.spoiled:
-                model = load(source)
-        network = Network(model, read, judged)
-        if found:
+            if prepared.rotated:
+                weights = load(rotated)
+        network = Network(weights, read, judged)
+        if known:
             unused = "" if given is None else ", so the plan is not used"
             notes.append(f"The checkpoint's weights lie on a 4-bit grid already{unused}")
-            plan = Plan(tuple(_bits(network, lambda product: set(product.modules) <= set(found))))
+            plan = Plan(tuple(_bits(network, lambda product: set(product.modules) <= set(known))))
         elif given is not None:
             plan = checked_plan(given, network)
         else:
             plan = _measured_plan(network, job.options["ratio"], progress)
         # What lies on a grid already stays as it is.
-        grids, moments = network.rounded((Plan(()) if found else plan).narrow(), progress)
-        harm = network.harm()
-    save(model, source, output / CHECKPOINT)
-    _write_codes(output / _CODES, model, found or grids, moments)
+        narrow = (Plan(()) if known else plan).narrow()
+        names = [*known]
+        for product in chain.from_iterable(network.products):
+            if narrow(product):
+                names += product.modules
+        # A rotated checkpoint has a place for each weight by now.
+        places = weights.prepare_copy(source, output / CHECKPOINT, map(_weight_of, names))
+        codes = _places_of_codes(output / _CODES, weights, names)
+
+        def keep(name: str, grid: Grid) -> None:
+            places.pop(_weight_of(name)).codes("r+")[:] = grid.values()
+            codes[f"{name}.codes"].codes("r+")[:] = grid.codes
+            codes[f"{name}.scales"].codes("r+")[:] = grid.scales
+
+        moments, harm = network.rounded(narrow, known, keep, progress)
+        codes[_LOGITS].codes("r+")[:] = moments
+        weights.copy_to(places)
     (output / PLAN).write_text(json.dumps(asdict(plan), indent=1), encoding="utf-8")
     notes += [*plan_lines(plan), f"KL divergence of the rounded weights: {harm:.3f} nats"]
     return {"notes": [*filter(None, notes)]}
@@ -197,20 +212,17 @@ def _bits(network: Network, narrow: Callable[[Product], bool]) -> list[Choice]:
     return choices
 
 
-def grids_of(model: Any) -> dict[str, Grid]:
+def grids_of(weights: Streamed) -> dict[str, Grid]:
     """Weights of layers that lie on a 4-bit grid already, one scale a row, as after training for 4 bits."""
     found: dict[str, Grid] = {}
-    modules = {path: module for path, module in model.named_modules() if last_part(path) in NAMES}
-    for path, module in modules.items():
-        rows = rows_of(module)
-        grid = _on_grid(rows[:8]) and _on_grid(rows)
+    paths = [path for path, _ in weights.model.named_modules() if last_part(path) in NAMES]
+    for path in paths:
+        name = _weight_of(path)
+        grid = _on_grid(weights.read(name, slice(8))) and _on_grid(weights.read(name))
         if grid is not None:
             found[path] = grid
-    if 2 * len(found) < len(modules):
-        return {}  # a few products of zeros, maybe
-    for path, grid in found.items():
-        set_rows(modules[path], grid.values())
-    return found
+    # Otherwise a few products of zeros, maybe.
+    return found if 2 * len(found) >= len(paths) else {}
 
 
 def _on_grid(rows: Floats) -> Grid | None:
@@ -249,17 +261,27 @@ def _described(choice: Choice) -> str:
     return f"{choice.name} of layer {choice.layer}{cost}"
 
 
-def _write_codes(path: Path, model: Any, grids: Mapping[str, Grid], moments: Floats) -> None:
-    from safetensors.numpy import save_file
+def _weight_of(name: str) -> str:
+    return f"{name}.weight"
 
-    arrays: dict[str, Any] = {_LOGITS: moments}
-    for name, grid in grids.items():
-        arrays[f"{name}.codes"] = grid.codes
-        arrays[f"{name}.scales"] = grid.scales
-        bias = model.get_submodule(name).bias
-        if bias is not None:
-            arrays[f"{name}.bias"] = np.asarray(bias.detach().numpy(), np.float32)
-    save_file(arrays, path)
+
+def _places_of_codes(path: Path, weights: Streamed, names: Sequence[str]) -> dict[str, Stored]:
+    """The places of codes and scales in a new file, which has the products' biases."""
+    width = weights.model.config.hidden_size
+    tensors: dict[str, tuple[str, tuple[int, ...]]] = {_LOGITS: ("F32", (width, width))}
+    biases: dict[str, Floats] = {}
+    for name in names:
+        module = weights.model.get_submodule(name)
+        rows, columns = module.weight.shape
+        tensors[f"{name}.codes"] = "I8", (rows, columns)
+        tensors[f"{name}.scales"] = "F32", (rows,)
+        if module.bias is not None:
+            tensors[f"{name}.bias"] = "F32", (rows,)
+            biases[f"{name}.bias"] = weights.read(f"{name}.bias")
+    places = create(path, tensors)
+    for name, numbers in biases.items():
+        places[name].codes("r+")[:] = numbers
+    return places
 
 
 @dataclass(frozen=True, slots=True)

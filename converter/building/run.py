@@ -18,6 +18,7 @@ from edge_opt.base.words import Progress
 from edge_opt.base.work import work_folder
 from edge_opt.building import evaluation, stages
 from edge_opt.building.evaluation import Evaluation, Texts
+from edge_opt.building.needs import needs_of
 from edge_opt.building.prompts import read_prompts
 from edge_opt.building.recipe import (
     COMPILE,
@@ -174,7 +175,7 @@ def build(
             result.stages,
         )
         _give_inputs(run, given, texts.calibration, folder)
-        _configure(run, result, given, settings)
+        _configure(run, result, given, settings, steps)
         quantized = run_recipe(run, steps, result.settings, result.caches["window"], rounding)
         _check_sound(quantized.path)
         compiling = result.settings["compile"]
@@ -239,14 +240,26 @@ def _finishing(result: BuildResult, began: float) -> Iterator[None]:
         result.seconds = round(time.perf_counter() - began, 3)
 
 
-def _configure(run: Stages, result: BuildResult, given: Given, settings: Mapping[str, Any]) -> None:
-    """Resolve the pipeline's settings, and the lengths of caches."""
+def _configure(
+    run: Stages,
+    result: BuildResult,
+    given: Given,
+    settings: Mapping[str, Any],
+    steps: Sequence[Stage],
+) -> None:
+    """Resolve the pipeline's settings, and the lengths of caches; tell what the other stages need."""
     caches = {"window": given.caches.window, "ring": None, "notes": given.caches.lines()}
     chip = {"vendor": result.vendor, "chip": result.chip}
-    configured = run.run(
+    configured = run.result(
         CONFIGURE, {**chip, "settings": settings, "cache": given.cache, "caches": caches}
     )
     run.config = configured.values["config"]
+    if given.kind is Kind.CHECKPOINT:
+        names = [stage.name for stage in (*steps, OPTIMIZE, COMPILE)]
+        needs = needs_of(given.weights, names, streams=run.config.get("use_v2", False))
+        run.needs = needs.memory
+        configured.values["notes"] = needs.lines(run.folder)
+    run.add(configured)
     result.settings = configured.values["settings"]
     result.caches = configured.values["caches"]
 

@@ -56,6 +56,11 @@ class Given(NamedTuple):
     cache: int = 0
     adapter: tuple[Path, ...] = ()
 
+    @property
+    def weights(self) -> list[Path]:
+        """The files of a checkpoint's weights."""
+        return [file for file in self.files if file.suffix in _WEIGHTS]
+
 
 def look_at(path: Path, base: Path | None = None) -> Given:
     """Inspect a build's input; UsageError or ModelFormatError if no build can start from it.

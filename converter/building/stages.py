@@ -4,6 +4,7 @@ Stages take and return plain values; their memory, output and crashes stay in th
 folder once it is complete, and is reused only if its content is unchanged.
 """
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -30,7 +31,7 @@ from edge_opt.base import processes
 from edge_opt.base.errors import EdgeOptError, OutputError, UsageError
 from edge_opt.base.packages import LOG, version_of, versions_of
 from edge_opt.base.record import Record, from_dict
-from edge_opt.base.words import Progress
+from edge_opt.base.words import Progress, size
 from edge_opt.base.work import MODEL
 from edge_opt.npu.compiler import search_path
 
@@ -38,6 +39,8 @@ INSTALL = "pip install '.[build]' in a checkout of edge-opt"
 """How to install the stages' tools."""
 TRIED = ("0.10", "0.11")
 """Versions of litert-torch, whose NPU pipeline is experimental, that whole builds were made with."""
+MORE_MEMORY = "close other programs, add swap, or use a larger machine"
+"""What to do if memory runs out."""
 _MARK = "edge-opt-build"
 _TOLD = "stage.json"
 _PARTIAL = ".partial"
@@ -60,11 +63,16 @@ _LOOK_SECONDS = 0.3
 _STEP = re.compile(rb"^[^|/\n]* (\d+)/(\d+)\s*$", re.MULTILINE)
 _TAIL = 1 << 16
 _ALMOST_FULL = 1 << 20
+_NO_SPACE = os.strerror(errno.ENOSPC)
 _KINDS: dict[int, type[EdgeOptError]] = {2: UsageError, 5: OutputError}
 
 
 class StageFailedError(EdgeOptError):
     """A stage's tool failed; `result` has the stages completed before."""
+
+
+class OutOfMemoryError(StageFailedError):
+    """A stage ended because memory ran out."""
 
 
 class BuildCheckError(EdgeOptError):
@@ -255,12 +263,16 @@ def _answer(status: int, outcome: Path) -> tuple[dict[str, Any], int]:
         answer = json.loads(outcome.read_text(encoding="utf-8"))
     if "values" in answer:
         return answer["values"], answer["peak_bytes"]
-    if shutil.disk_usage(outcome.parent).free < _ALMOST_FULL:
+    if shutil.disk_usage(outcome.parent).free < _ALMOST_FULL or _NO_SPACE in answer.get(
+        "error", ""
+    ):
         raise OutputError("the disk is full")
-    if "error" in answer:
+    if "error" in answer and not answer["out_of_memory"]:
         raise _KINDS.get(answer["exit_code"], StageFailedError)(answer["error"])
-    memory = ", as the system does when memory runs out" if status == -signal.SIGKILL else ""
-    raise StageFailedError((processes.killed_by(status) or f"exit status {status}") + memory)
+    cause = answer.get("error") or processes.killed_by(status) or f"exit status {status}"
+    if "error" in answer or status == -signal.SIGKILL:
+        raise OutOfMemoryError(f"memory ran out ({cause}): {MORE_MEMORY}")
+    raise StageFailedError(cause)
 
 
 @dataclass
@@ -268,7 +280,7 @@ class Stages:
     """The stages of one build, in a locked work folder, see `taken`.
 
     `files` has their results by role. `config` is the pipeline's, once it is resolved. `ended` is set if stages that
-    still run are to end.
+    still run are to end. `needs` are estimates of the bytes of memory that stages need.
     """
 
     folder: Path
@@ -280,6 +292,7 @@ class Stages:
     files: dict[str, Input] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
     ended: Event = field(default_factory=Event)
+    needs: Mapping[str, int] = field(default_factory=dict)
 
     def run(self, stage: Stage, options: Mapping[str, Any]) -> StageReport:
         """Add a stage's result to `done` and `files`, see `result`, and return it."""
@@ -332,7 +345,10 @@ class Stages:
                 raise OutputError(
                     f"stage '{name}': {error.strerror or error}; its log is {log}"
                 ) from error
-            raise type(error)(f"stage '{name}': {error}; its log is {log}") from error
+            need = ""
+            if isinstance(error, OutOfMemoryError) and name in self.needs:
+                need = f"; it needs about {size(self.needs[name])}"
+            raise type(error)(f"stage '{name}': {error}{need}; its log is {log}") from error
 
     def _progress(self, stage: str, done: int, total: int) -> None:
         """Show progress; an error, which ends the stage, if it is to end."""

@@ -1,0 +1,307 @@
+"""A checkpoint whose weights stay on disk: a module has them in memory, in float32, only while it runs.
+
+Reads and writes safetensors files one matrix at a time. Other files, and weights under other names than the model's,
+are loaded as a whole by transformers.
+"""
+
+import copy
+import json
+import math
+import os
+import pickle
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_opt.base.errors import ModelFormatError, UsageError
+from edge_opt.building.gptq import ROWS_AT_ONCE, Floats
+
+_TYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "I8": np.int8}
+DAMAGED = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
+"""Errors of reading a damaged file."""
+_FILE = "model.safetensors"
+_INDEX = f"{_FILE}.index.json"
+TEXTS = {".json", ".model", ".jinja", ".txt"}
+"""Endings of a checkpoint's files beside its weights."""
+
+
+class Stored(NamedTuple):
+    """A tensor in a safetensors file, whose bytes begin at `start`; `dtype` is the file's name for its type."""
+
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def bytes(self) -> int:
+        """The size of its numbers."""
+        return np.dtype(_TYPES[self.dtype]).itemsize * math.prod(self.shape)
+
+    def codes(self, mode: Literal["c", "r+"] = "c") -> NDArray[Any]:
+        """Its numbers as they are stored; in mode `r+`, changes to them reach the file."""
+        return np.memmap(self.path, _TYPES[self.dtype], mode, self.start, self.shape)
+
+    def read(self, rows: slice = slice(None)) -> Floats:
+        """Its numbers, or those of some rows, in float32; changes to them do not reach the file."""
+        codes = self.codes()[rows]
+        if self.dtype == "BF16":
+            wide = codes.astype(np.uint32)
+            wide <<= 16
+            return wide.view(np.float32)
+        return np.require(codes, np.float32, ["ALIGNED"])
+
+
+def stored_in(path: Path) -> dict[str, Stored]:
+    """The tensors of a safetensors file by name; one of `DAMAGED` if it is damaged or has other types."""
+    end = path.stat().st_size
+    with path.open("rb") as file:
+        size = min(int.from_bytes(file.read(8), "little"), end)
+        header = json.loads(file.read(size))
+    found: dict[str, Stored] = {}
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        first, _ = entry["data_offsets"]
+        one = Stored(path, entry["dtype"], tuple(entry["shape"]), 8 + size + first)
+        if one.start + one.bytes > end:
+            raise ValueError(f"'{name}' is cut off")
+        found[name] = one
+    return found
+
+
+def create(path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, Stored]:
+    """A new safetensors file with room for these tensors, by name: type and shape."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, (dtype, shape) in sorted(tensors.items(), key=_by_width):
+        size = Stored(path, dtype, shape, 0).bytes
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": (end, end + size)}
+        end += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("xb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        # A disk that is full when a mapped page is written would end the process.
+        os.posix_fallocate(file.fileno(), 0, 8 + len(text) + end)
+    return stored_in(path)
+
+
+def _by_width(tensor: tuple[str, tuple[str, Any]]) -> tuple[int, str]:
+    """The order of safetensors' own files: wide types first, so that all are aligned."""
+    name, (dtype, _) = tensor
+    return -np.dtype(_TYPES[dtype]).itemsize, name
+
+
+class Streamed:
+    """A model in float32; its weights that are `stored` are in memory only while a module needs them.
+
+    Args:
+        model: its weights are on the meta device if they are stored.
+        stored: by the names of the model's weights.
+    """
+
+    def __init__(self, model: Any, stored: Mapping[str, Stored]) -> None:
+        self.model = model
+        self.streamed = bool(stored)
+        """False if all weights are in memory."""
+        self._stored: dict[Any, Stored] = {}
+        for name, weight in model.named_parameters():
+            if name in stored:
+                self._stored[weight] = stored[name]
+        for module in model.modules():
+            if any(weight in self._stored for weight in module.parameters(recurse=False)):
+                self._fill_while_it_runs(module)
+
+    def _fill_while_it_runs(self, module: Any) -> None:
+        forward = module.forward
+
+        def run(*given: Any, **named: Any) -> Any:
+            with self.filled(module):
+                return forward(*given, **named)
+
+        module.forward = run
+
+    @contextmanager
+    def filled(self, module: Any) -> Iterator[None]:
+        """The weights of a module and its parts are in memory for the duration; changes to them are then lost."""
+        import torch
+
+        emptied = []
+        for owner in module.modules():
+            for name, weight in [*owner.named_parameters(recurse=False)]:
+                if weight in self._stored:
+                    values = torch.from_numpy(self._stored[weight].read())
+                    setattr(owner, name, torch.nn.Parameter(values, requires_grad=False))
+                    emptied.append((owner, name, weight))
+        try:
+            yield
+        finally:
+            for owner, name, weight in emptied:
+                setattr(owner, name, weight)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all weights, in order; tied weights have several."""
+        return [*self.model.state_dict()]
+
+    def read(self, name: str, rows: slice = slice(None)) -> Floats:
+        """A weight's numbers, or those of some rows, in float32; changes to them do not reach the model."""
+        weight = self.model.state_dict(keep_vars=True)[name]
+        stored = self._stored.get(weight)
+        if stored is not None:
+            return stored.read(rows)
+        return np.array(np.atleast_1d(weight.detach().numpy())[rows])
+
+    def blocks(self, name: str) -> Iterator[tuple[int, Floats]]:
+        """A weight's numbers, some rows at a time, each with the number of its first row."""
+        shape = tuple(self.model.state_dict()[name].shape)
+        for first in range(0, (shape or (1,))[0], ROWS_AT_ONCE):
+            yield first, self.read(name, slice(first, first + ROWS_AT_ONCE))
+
+    def prepare_copy(
+        self, source: Path, output: Path, wide: Iterable[str], *, untie: bool = False
+    ) -> dict[str, Stored]:
+        """Write a new folder with everything but the numbers of the weights, and return their places.
+
+        The weights in `wide` are in float32, others have their type in `source`. If `untie`, tied weights get a place
+        each.
+        """
+        output.mkdir(parents=True)
+        config = copy.deepcopy(self.model.config)
+        if untie:
+            config.tie_word_embeddings = False
+        config.save_pretrained(output)
+        for file in source.iterdir():
+            is_text = file.suffix in TEXTS and not file.name.endswith(_INDEX)
+            if is_text and file.is_file() and not (output / file.name).exists():
+                shutil.copy(file, output)
+        widened = {*wide}
+        tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
+        for name, weight in self.model.named_parameters(remove_duplicate=not untie):
+            stored = self._stored.get(weight)
+            dtype = "F32" if stored is None or name in widened else stored.dtype
+            tensors[name] = dtype, tuple(weight.shape)
+        return create(output / _FILE, tensors)
+
+    def copy_to(self, places: Mapping[str, Stored]) -> None:
+        """Write weights to places of the same names and types."""
+        weights = self.model.state_dict(keep_vars=True)
+        for name, place in places.items():
+            stored = self._stored.get(weights[name])
+            place.codes("r+")[:] = weights[name].detach() if stored is None else stored.codes()
+
+
+def load(source: Path, *, stream: bool = True) -> Streamed:
+    """The model in float32, checked: transformers fills missing weights with random numbers.
+
+    Without `stream`, all weights are in memory.
+
+    Raises:
+        ModelFormatError: weights are truncated.
+        UsageError: weights are missing, of another shape, NaN or infinite; or transformers refuses the generation
+            settings.
+    """
+    import safetensors
+    import torch
+    import transformers
+
+    info: dict[str, Any] = {"missing_keys": (), "mismatched_keys": ()}
+    try:
+        weights = _streamed(source) if stream else None
+        if weights is None:
+            model, info = transformers.AutoModelForCausalLM.from_pretrained(
+                source,
+                dtype=torch.float32,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+            )
+            weights = Streamed(model, {})
+    # The last three are torch's for damaged .bin files.
+    except (
+        safetensors.SafetensorError,
+        pickle.UnpicklingError,
+        EOFError,
+        RuntimeError,
+    ) as error:
+        cause, _, _ = (str(error) or "they are empty").partition("\n")
+        if "allocate memory" in cause:
+            raise
+        raise ModelFormatError(
+            f"weights in {source} are damaged or incomplete ({cause}): copy them again, or run `git lfs pull`"
+        ) from error
+    except ValueError as error:
+        what = f"transformers cannot load {source} ({str(error).rstrip('.')})"
+        raise UsageError(f"{what}: correct its generation_config.json or config.json") from error
+    wrong = dict.fromkeys(info["missing_keys"], "is missing")
+    wrong |= {name: "has another shape" for name, *_ in info["mismatched_keys"]}
+    for name, how in sorted(wrong.items()):
+        raise UsageError(
+            f"the checkpoint's weights do not fit its config.json: {name} {how}, the first of {len(wrong)}; compare "
+            f"both with the base model"
+        )
+    for name in weights.names:
+        if not all(np.isfinite(numbers).all() for _, numbers in weights.blocks(name)):
+            raise UsageError(
+                f"{source}: '{name}' holds NaN or infinity, as when training diverges: give an earlier checkpoint"
+            )
+    weights.model.eval()
+    return weights
+
+
+def _streamed(source: Path) -> Streamed | None:
+    """The model, if its safetensors files have each of its weights once, under its name; else None."""
+    import torch
+    import transformers
+
+    try:
+        stored = _tensors_of(source)
+    except DAMAGED:
+        return None
+    config = transformers.AutoConfig.from_pretrained(source)
+    with _weights_on_meta():
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    wanted = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
+    found = {name: one.shape for name, one in stored.items() if name in model.state_dict()}
+    every = dict(model.named_parameters(remove_duplicate=False))
+    if found != wanted or () in wanted.values() or every.keys() != model.state_dict().keys():
+        return None
+    if (source / transformers.utils.GENERATION_CONFIG_NAME).is_file():
+        model.generation_config = transformers.GenerationConfig.from_pretrained(source)
+    return Streamed(model, stored)
+
+
+def _tensors_of(source: Path) -> dict[str, Stored]:
+    """The tensors of the files that transformers would read."""
+    files = {_FILE}
+    if not (source / _FILE).is_file():
+        index = json.loads((source / _INDEX).read_text(encoding="utf-8"))
+        files = {*index["weight_map"].values()}
+    found: dict[str, Stored] = {}
+    for file in sorted(files):
+        found |= stored_in(source / file)
+    return found
+
+
+@contextmanager
+def _weights_on_meta() -> Iterator[None]:
+    """Modules that are made meanwhile have no numbers for their weights; buffers have theirs."""
+    import torch
+
+    register = torch.nn.Module.register_parameter
+
+    def register_on_meta(module: Any, name: str, weight: Any) -> None:
+        if weight is not None and not weight.is_meta:
+            weight = torch.nn.Parameter(weight.to("meta"), requires_grad=False)
+        register(module, name, weight)
+
+    torch.nn.Module.register_parameter = register_on_meta
+    try:
+        yield
+    finally:
+        torch.nn.Module.register_parameter = register

@@ -1,0 +1,87 @@
+"""Estimates what the build of a checkpoint will need, from the number of its weights, before it begins."""
+
+import math
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from edge_opt.base.words import size
+from edge_opt.building.checkpoint import DAMAGED, stored_in
+from edge_opt.building.stages import MORE_MEMORY
+
+_EXPORT_IN_MEMORY = "export in memory"
+_MEMORY = {
+    "round": (1.0, 2.5),
+    "export": (2.7, 8.9),
+    _EXPORT_IN_MEMORY: (2.6, 13.1),
+    "calibrate": (1.5, 3.5),
+    "quantize": (1.5, 4.0),
+    "narrow": (0.9, 0.9),
+    "optimize": (1.2, 2.3),
+    "compile": (1.0, 8.5),
+}
+"""Bytes of memory of a stage's largest process: billions for any model, and those for each weight.
+
+From Qwen2.5-Coder-0.5B and, for the export and the compiler, 1.5B.
+"""
+_DISK = 22
+"""Bytes for each weight: three copies in float32 during the export, and a bundle for each stage."""
+_SECONDS = 500
+"""Time for a billion weights, on two cores."""
+_SECONDS_TO_ROUND = 1200
+"""The same for the stage `round`."""
+
+
+class Needs(NamedTuple):
+    """Bytes of memory by stage, bytes of disk, and minutes on two cores without the evaluation."""
+
+    memory: dict[str, int]
+    disk: int
+    minutes: int
+
+    def lines(self, folder: Path) -> list[str]:
+        """The estimate, and a warning for each resource of which this machine has less."""
+        stage = max(self.memory, key=self.memory.__getitem__)
+        most = self.memory[stage]
+        estimate = (
+            f"Estimated need: {size(most)} of memory (stage {stage}), {size(self.disk)} of disk, and on two cores "
+            f"{self.minutes} minutes without the evaluation"
+        )
+        lines = [estimate]
+        memory = _free_memory()
+        if memory < most:
+            lines.append(f"Warning: only {size(memory)} of memory is free: {MORE_MEMORY}")
+        disk = shutil.disk_usage(folder).free
+        if disk < self.disk:
+            lines.append(
+                f"Warning: only {size(disk)} of disk is free in {folder}: give another work=..."
+            )
+        return lines
+
+
+def needs_of(files: Sequence[Path], stages: Iterable[str], *, streams: bool) -> Needs:
+    """The needs of these stages for a checkpoint with these files; `streams` as the setting `use_v2`."""
+    weights = sum(map(_weights_in, files))
+    memory: dict[str, int] = {}
+    for stage in stages:
+        kind = _EXPORT_IN_MEMORY if stage == "export" and not streams else stage
+        always, each = _MEMORY[kind]
+        memory[stage] = int(always * 1e9 + each * weights)
+    seconds = _SECONDS + (_SECONDS_TO_ROUND if "round" in memory else 0)
+    return Needs(memory, _DISK * weights, math.ceil((60 + seconds * weights / 1e9) / 60))
+
+
+def _weights_in(file: Path) -> int:
+    """The number of weights in a file; of other files than safetensors, by the size of 16-bit ones."""
+    try:
+        return sum(math.prod(one.shape) for one in stored_in(file).values())
+    except DAMAGED:
+        return file.stat().st_size // 2
+
+
+def _free_memory() -> int:
+    """Bytes of memory and swap that can be used."""
+    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    fields = {name: text.split()[0] for name, _, text in (line.partition(":") for line in lines)}
+    return 1024 * (int(fields["MemAvailable"]) + int(fields["SwapFree"]))

@@ -1,0 +1,56 @@
+"""What is mended in an exported bundle before it is calibrated."""
+
+from pathlib import Path
+
+import pytest
+from pretend_stages import write
+
+from edge_opt.building.pipeline import join_biases
+from edge_opt.ir.opening import Opened
+
+GRAPH = """
+signature decode = #0 (x=%x) -> (y=%y{more})
+subgraph decode (%x: float32[1,4,2]) {{
+  %p: float32[4,3] = FULLY_CONNECTED(%x, int8[3,2]{{1, 2, 3, 4, 5, 6}} q([1, 2, 3], [0, 0, 0], axis 0), {bias})
+  %s: float32[4,3] = {addition}
+  %y: float32[1,4,1,3] = RESHAPE(%s, int32[4]{{1, 4, 1, 3}})
+  return %y{more_returned}
+}}
+"""
+BIAS = "float32[3]{7, 8, 9}"
+ADDED = f"ADD(%p, {BIAS})"
+AS_IT_WAS = ["FULLY_CONNECTED", "ADD", "RESHAPE"]
+
+
+@pytest.mark.parametrize(
+    ("addition", "bias", "more", "operators"),
+    [
+        (ADDED, "none", "", ["FULLY_CONNECTED", "RESHAPE"]),
+        (ADDED, BIAS, "", AS_IT_WAS),
+        (ADDED, "none", "p", AS_IT_WAS),
+        (ADDED, "none", "s", AS_IT_WAS),
+        ("ADD(%p, float32[1]{7})", "none", "", AS_IT_WAS),
+        ("ADD(%p, %p)", "none", "", AS_IT_WAS),
+        (f"{ADDED} {{fused_activation_function: 1}}", "none", "", AS_IT_WAS),
+        (f"MUL(%p, {BIAS})", "none", "", ["FULLY_CONNECTED", "MUL", "RESHAPE"]),
+    ],
+)
+def test_a_bias_that_is_added_becomes_an_operand_of_its_product(
+    tmp_path: Path, addition: str, bias: str, more: str, operators: list[str]
+) -> None:
+    text = GRAPH.format(
+        bias=bias,
+        addition=addition,
+        more=f", {more}=%{more}" if more else "",
+        more_returned=f", %{more}" if more else "",
+    )
+    path = write(tmp_path / "float.litertlm", text)
+    join_biases(path)
+    (signature,) = Opened(path).main().model.signatures
+    assert [operator.name for operator in signature.subgraph] == operators
+    if len(operators) == 2:
+        product = next(iter(signature.subgraph))
+        assert product.input(2).array().tolist() == [7, 8, 9]
+        assert product.output.shape == (1, 4, 3)
+        assert product.option("keep_num_dims")
+    assert [file.name for file in tmp_path.iterdir()] == ["float.litertlm"]

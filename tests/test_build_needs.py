@@ -1,0 +1,50 @@
+"""A build says what it will need before it begins, and which of it this machine lacks."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from cli_runs import Patch
+from pretend_stages import Place, Stages
+
+from edge_opt.building import needs
+from edge_opt.building.checkpoint import create
+from edge_opt.building.needs import needs_of
+from edge_opt.building.stages import Job, OutOfMemoryError, StageReport
+
+GIGA = 10**9
+
+
+def test_needs_grow_with_the_weights_and_streaming_takes_less(tmp_path: Path) -> None:
+    create(tmp_path / "small", {"a": ("BF16", (100, 1000)), "b": ("F32", (1000,))})
+    (tmp_path / "other.bin").write_bytes(bytes(202_000))
+    files = [tmp_path / "small"]
+    small = needs_of(files, ["export", "compile"], streams=True)
+    assert small == needs_of([tmp_path / "other.bin"], ["export", "compile"], streams=True)
+    assert needs_of(files * 9, ["export"], streams=True).memory["export"] > small.memory["export"]
+    assert needs_of(files, ["export"], streams=False).memory["export"] != small.memory["export"]
+    assert list(small.memory) == ["export", "compile"]
+
+
+@pytest.mark.parametrize(("memory", "disk"), [(1, 1), (1, 1000), (1000, 1), (1000, 1000)])
+def test_what_the_machine_lacks_is_a_warning_with_the_remedy(
+    monkeypatch: Patch, tmp_path: Path, memory: int, disk: int
+) -> None:
+    monkeypatch.setattr(needs, "_free_memory", lambda: memory * GIGA)
+    monkeypatch.setattr(needs.shutil, "disk_usage", lambda _: SimpleNamespace(free=disk * GIGA))
+    told = needs.Needs({"export": 12 * GIGA, "compile": 13 * GIGA}, 20 * GIGA, 14).lines(tmp_path)
+    assert "12.1 GiB of memory (stage compile), 18.6 GiB of disk" in told[0]
+    assert any("add swap" in line for line in told) is (memory == 1)
+    assert any("of disk is free" in line for line in told) is (disk == 1)
+    assert len(told) == 1 + (memory == 1) + (disk == 1)
+
+
+def test_a_stage_that_runs_out_of_memory_is_named_with_its_need(place: Place) -> None:
+    def fails(_: Job) -> None:
+        raise OutOfMemoryError("memory ran out")
+
+    shown: list[StageReport] = []
+    with pytest.raises(OutOfMemoryError, match="stage 'export': memory ran out; it needs about 2"):
+        place.build(stages=Stages({"export": fails}), on_stage=shown.append)
+    assert [stage.name for stage in shown] == ["configure"]
+    assert shown[0].notes[0].startswith("Estimated need: ")
