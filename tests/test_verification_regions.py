@@ -106,8 +106,10 @@ def test_a_small_region_is_asked_for_once_on_both_kernel_sets() -> None:
     [
         ([RuntimeRefused("", "before: no")], "the runtime cannot run the region alone: no"),
         ([RuntimeRefused("", "after: no")], "the runtime refuses the new region: no"),
-        ([RuntimeCrashed("signal 9"), 0], ""),
-        ([RuntimeCrashed("signal 9")] * 2, "the verification could not be run: signal 9"),
+        ([RuntimeCrashed("signal 9"), 0, 0, 0], ""),
+        ([RuntimeCrashed("signal 9"), 0, RuntimeCrashed("signal 9"), 0], ""),
+        ([RuntimeCrashed("signal 9"), 0, 0, RuntimeCrashed("again")], "the verification could not be run: again"),
+        ([RuntimeCrashed("signal 9")] * 3, "the verification could not be run: LiteRT aborts on the operators as they were"),
         ([RuntimeFailed("broken")], "the verification could not be run: broken"),
         ([ModelFormatError("bad")], "the region alone is not a valid model"),
         ([RuntimeTimedOut("late")], "verification timed out: late, or skip"),
@@ -116,7 +118,8 @@ def test_a_small_region_is_asked_for_once_on_both_kernel_sets() -> None:
 def test_kernels_that_refuse_and_workers_that_crash(answers: list[Any], said: str) -> None:
     worker = Worker(*answers)
     proof = examine(worker)
-    assert worker.kernels() == [BOTH] * len(answers)
+    left = FIRST if isinstance(answers[-2:][0], RuntimeCrashed) else BOTH
+    assert worker.kernels() == [BOTH, FIRST, SECOND, left][: len(answers)]
     assert proof.reason.startswith(said)
     assert proof.holds is (answers[-1] == 0)
     is_finished = isinstance(answers[-1], int | RuntimeRefused | ModelFormatError)
@@ -164,7 +167,7 @@ def test_a_large_region_is_run_at_a_fraction_and_then_in_full_on_one_kernel_set(
         (QUESTION, [RuntimeRefused("", "after: shapes"), 0], [BOTH, BOTH], True),
         (QUESTION, ["one value everywhere", 0], [BOTH, BOTH], True),
         (QUESTION, ["one value everywhere", "one value everywhere"], [BOTH, BOTH], False),
-        (QUESTION, [RuntimeCrashed("9"), RuntimeCrashed("9"), 1], [BOTH, BOTH, BOTH], False),
+        (QUESTION, [*[RuntimeCrashed("9")] * 3, 1], [BOTH, FIRST, SECOND, BOTH], False),
         (ROUNDING, [0, 0], [BOTH, SECOND], True),
         (ROUNDING, [(0, FIRST), 0], [BOTH, FIRST], True),
         *[(question, [0], [BOTH], True) for question in WHOLE],
@@ -464,7 +467,7 @@ def test_a_run_without_a_result_stands_for_no_other_region(monkeypatch: pytest.M
     """A machine that was busy, or without memory, may have time and memory for the next."""
     (first, _), answers = (
         layers("int8"),
-        [RuntimeTimedOut("late"), *[RuntimeCrashed("signal 9")] * 2],
+        [RuntimeTimedOut("late"), *[RuntimeCrashed("signal 9")] * 3],
     )
     ask = examination.run_versions
 
