@@ -48,6 +48,12 @@ _LEAST_TOKENS = 4000
 _EACH = 4  # one prompt in so many is kept to judge by
 _JUDGED = 160  # tokens of a prompt to judge by; all have as many, so that they run as one batch
 _MOST_JUDGED = 6  # prompts
+_CAUTION = 2
+"""Other texts may suffer so many times as much as the prompts to judge by, which resemble those to round for.
+
+Qwen2.5-Coder-0.5B with 96 % of its weights in 4 bits: 0.021 nats on prompts to round for, 0.046 on those to judge by,
+0.069 on text of another kind, and a bundle of 1.088 times the checkpoint's perplexity.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +178,7 @@ def _measured_plan(network: Network, ratio: float, progress: Progress) -> Plan:
 def choose(measured: Sequence[Choice], eight_bits: float, logits: float, ratio: float) -> Plan:
     """The products with the least harm for their size at 4 bits, up to what 8 bits and the logits leave of a ratio."""
     allowance = math.log(ratio)
-    left = allowance - eight_bits - logits
+    left = allowance / _CAUTION - eight_bits - logits
     narrow: set[Choice] = set()
     for choice in sorted(measured, key=lambda one: one.harm / one.weights):
         if choice.harm <= left:
