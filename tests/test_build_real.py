@@ -279,7 +279,7 @@ def kinds(path: Path) -> list[tuple[int, str]]:
 
 def configured(**options: Any) -> dict[str, Any]:
     """The settings for a Gemma3 of which five layers of six see 512 positions."""
-    told = {"vendor": "qualcomm", "chip": "SM8750", "settings": {}, "caches": {}}
+    told = {"vendor": "qualcomm", "chip": "SM8750", "settings": {}, "caches": {"notes": []}}
     with TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(
             '{"model_type": "gemma3_text", "sliding_window": 512}'
@@ -330,7 +330,7 @@ def test_a_sliding_checkpoint_is_a_sentence(
     monkeypatch.setattr(
         pipeline, "_lib", lambda _: SimpleNamespace(npu_export=lambda *_: {}[cause])
     )
-    monkeypatch.setattr(pipeline, "_config", lambda _: SimpleNamespace())
+    monkeypatch.setattr(pipeline, "_config", lambda _: SimpleNamespace(use_v2=False))
     monkeypatch.setattr(
         pipeline, "ProcessPoolExecutor", lambda *_: nullcontext(ThreadPoolExecutor())
     )

@@ -144,7 +144,7 @@ def test_the_least_harmful_products_for_their_size_are_chosen_up_to_what_is_left
         (0.028, {"qkv", "gate_up"}),
         (0.01, set()),
     ):
-        plan = choose(measured, 0.002, 0.008, math.exp(allowance))
+        plan = choose(measured, 0.002, 0.008, math.exp(2 * allowance))
         assert {one.name for one in plan.products if one.bits == 4} == narrow
 
 

@@ -74,7 +74,9 @@ def test_the_command_shows_what_is_taken(
 ) -> None:
     shown = run(capsys, "profile", model, "--sdk", compiler(TAKES), "--soc", "MT6993")
     assert shown.code == 0
-    assert ["main", "2/3", "1", "-", "-", "20", "B", "-", "-", "-"] in [line.split() for line in shown.out.splitlines()]
+    assert ["main", "2/3", "1", "-", "-", "20", "B", "-", "-", "-"] in [
+        line.split() for line in shown.out.splitlines()
+    ]
     assert "no estimate for MediaTek" in shown.out
 
 
