@@ -215,7 +215,7 @@ def test_errors_name_the_words_of_who_asked(tmp_path: Path, capsys: Captured) ->
 
 def test_every_command_and_option_that_a_message_names_exists() -> None:
     words = {w for c in commands().values() for o in c.params for w in (*o.opts, *o.secondary_opts)}
-    of_others = {"--no-deps"}  # pip's
+    of_others = {"--no-deps", "--force-reinstall", "--local-dir"}  # those of pip and hf
     texts = [
         node.value
         for package in (edge_opt, cli)
