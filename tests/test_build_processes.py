@@ -193,10 +193,11 @@ def test_a_stages_process_tells_steps_memory_and_output(place: Place, monkeypatc
 @pytest.mark.parametrize(
     ("code", "kind", "sentence"),
     [
-        ("os.kill(os.getpid(), 9)", OutOfMemoryError, f"memory ran out (killed by SIGKILL): {stages.MORE_MEMORY}"),
-        ("raise MemoryError", OutOfMemoryError, f"memory ran out (MemoryError: ): {stages.MORE_MEMORY}"),
+        ("os.kill(os.getpid(), 9)", OutOfMemoryError,
+         f"memory probably ran out (killed by SIGKILL): {stages.MORE_MEMORY}"),
+        ("raise MemoryError", OutOfMemoryError, f"memory probably ran out (MemoryError: ): {stages.MORE_MEMORY}"),
         ("raise RuntimeError('Cannot allocate memory')", OutOfMemoryError,
-         f"memory ran out (RuntimeError: Cannot allocate memory): {stages.MORE_MEMORY}"),
+         f"memory probably ran out (RuntimeError: Cannot allocate memory): {stages.MORE_MEMORY}"),
         ("os._exit(7)", StageFailedError, "exit status 7"),
         ("raise ValueError('a scale of zero\\nand more')", StageFailedError, "ValueError: a scale of zero"),
         (NO_SETTING, UsageError, "no such setting"),

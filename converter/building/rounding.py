@@ -49,7 +49,7 @@ _EACH = 4  # one prompt in so many is kept to judge by
 _JUDGED = 160  # tokens of a prompt to judge by; all have as many, so that they run as one batch
 _MOST_JUDGED = 6  # prompts
 _CAUTION = 2
-"""Other texts may suffer so many times as much as the prompts to judge by, which resemble those to round for.
+"""How much more other texts may suffer than the prompts to judge by, which resemble those to round for.
 
 Qwen2.5-Coder-0.5B with 96 % of its weights in 4 bits: 0.021 nats on prompts to round for, 0.046 on those to judge by,
 0.069 on text of another kind, and a bundle of 1.088 times the checkpoint's perplexity.

@@ -72,7 +72,7 @@ class StageFailedError(EdgeOptError):
 
 
 class OutOfMemoryError(StageFailedError):
-    """A stage ended because memory ran out."""
+    """A stage ended because memory ran out, as far as can be seen from outside."""
 
 
 class BuildCheckError(EdgeOptError):
@@ -271,7 +271,7 @@ def _answer(status: int, outcome: Path) -> tuple[dict[str, Any], int]:
         raise _KINDS.get(answer["exit_code"], StageFailedError)(answer["error"])
     cause = answer.get("error") or processes.killed_by(status) or f"exit status {status}"
     if "error" in answer or status == -signal.SIGKILL:
-        raise OutOfMemoryError(f"memory ran out ({cause}): {MORE_MEMORY}")
+        raise OutOfMemoryError(f"memory probably ran out ({cause}): {MORE_MEMORY}")
     raise StageFailedError(cause)
 
 
