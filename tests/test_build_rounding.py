@@ -16,7 +16,7 @@ from edge_opt.building import rounding
 from edge_opt.building.gptq import Grid
 from edge_opt.building.narrowing import narrow_layers
 from edge_opt.building.network import PRODUCTS, check_family
-from edge_opt.building.rounding import CHECKPOINT, PLAN, Choice, choose, read_rounded
+from edge_opt.building.rounding import CAUTION, CHECKPOINT, PLAN, Choice, choose, read_rounded
 from edge_opt.building.stages import Job
 from edge_opt.ir import DType, Model, to_bytes
 from edge_opt.ir.parse import parse
@@ -144,7 +144,7 @@ def test_the_least_harmful_products_for_their_size_are_chosen_up_to_what_is_left
         (0.028, {"qkv", "gate_up"}),
         (0.01, set()),
     ):
-        plan = choose(measured, 0.002, 0.008, math.exp(2 * allowance))
+        plan = choose(measured, 0.002, 0.008, math.exp(CAUTION * allowance))
         assert {one.name for one in plan.products if one.bits == 4} == narrow
 
 

@@ -16,11 +16,17 @@ Codes = NDArray[np.int8]
 TOP = 7
 """The largest code; the smallest is -7, so that both signs have the same range."""
 ROWS_AT_ONCE = 8192
-"""Rows of weights that fit a core's cache together with their block of columns."""
+"""Rows of weights that are read, rounded or written together."""
+_ROWS_TOGETHER = 4096  # that fit a core's cache with a block of columns
+_ROWS_IN_CACHE = 256  # that fit it with all columns
 _COLUMNS = 128
 _SCALES = np.linspace(0.4, 1, 16, dtype=np.float32)
-_DAMPING = 0.01
-_TRIANGLE = 256  # size up to which a triangular matrix is inverted in one piece
+_DAMPING = 0.05
+"""Share of the inputs' mean second moment that is added to all: rounding must not fit one text too closely.
+
+All but three products of Qwen2.5-Coder-0.5B in 4 bits, KL divergence on text of another kind than the prompts, which
+have 9,350 tokens: 0.057 nats with 0.01, 0.050 with 0.05. With 6,315 tokens 0.061 with 0.01, 0.059 with 0.05.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +65,22 @@ class Rounder:
 
     def rounded(self, weights: Floats) -> Grid:
         """The nearest codes of each column, after compensation; each row gets the best of 16 scales without it."""
-        scales = _least_error(weights)
-        left = weights[:, self._order]
         codes = np.empty(weights.shape, np.int8)
-        codes[:, self._order] = _column_by_column(left, scales, self._upper)
+        scales = np.empty(len(weights), np.float32)
+        for first in range(0, len(weights), _ROWS_IN_CACHE):
+            rows = slice(first, first + _ROWS_IN_CACHE)
+            scales[rows] = _least_error(weights[rows])
+        for first in range(0, len(weights), _ROWS_TOGETHER):
+            rows = slice(first, first + _ROWS_TOGETHER)
+            columns = weights[rows, self._order].T
+            codes[rows, self._order] = _column_by_column(
+                columns.copy("C"), scales[rows], self._upper
+            ).T
         return Grid(codes, scales)
+
+    def rounded_values(self, weights: Floats) -> Floats:
+        """The rounded weights as numbers."""
+        return self.rounded(weights).values()
 
 
 def _compensation(hessian: Floats) -> Floats:
@@ -72,23 +89,11 @@ def _compensation(hessian: Floats) -> Floats:
     With rows and columns in reverse order, the Hessian's Cholesky factor is upper triangular: `H = R R'`, so U is the
     inverse of R.
     """
-    reversed_factor = np.linalg.cholesky(hessian[::-1, ::-1])
-    return _inverse_of_upper(reversed_factor[::-1, ::-1])
+    from scipy.linalg import cholesky, lapack
 
-
-def _inverse_of_upper(upper: Floats) -> Floats:
-    """The inverse of an upper triangular matrix, from those of its halves."""
-    if len(upper) <= _TRIANGLE:
-        small: Floats = np.linalg.inv(upper)
-        return small
-    half = len(upper) // 2
-    first = _inverse_of_upper(upper[:half, :half])
-    second = _inverse_of_upper(upper[half:, half:])
-    whole = np.zeros_like(upper)
-    whole[:half, :half] = first
-    whole[half:, half:] = second
-    whole[:half, half:] = -first @ upper[:half, half:] @ second
-    return whole
+    factor = cholesky(hessian[::-1, ::-1], lower=True, check_finite=False)
+    inverse, _ = lapack.strtri(factor, lower=1)
+    return np.ascontiguousarray(inverse[::-1, ::-1])
 
 
 def _nearest(weights: Floats, scales: Floats) -> Floats:
@@ -112,17 +117,16 @@ def _least_error(weights: Floats) -> Floats:
 
 
 def _column_by_column(left: Floats, scales: Floats, upper: Floats) -> Floats:
-    """The codes of all columns; overwrites `left`."""
+    """The codes of weights `[columns, rows]`, one column of the product after the other; overwrites `left`."""
     codes = np.empty_like(left)
-    for start in range(0, left.shape[1], _COLUMNS):
-        block = np.ascontiguousarray(left[:, start : start + _COLUMNS])
-        stop = start + block.shape[1]
+    for start in range(0, len(left), _COLUMNS):
+        block = left[start : start + _COLUMNS]
+        stop = start + len(block)
         errors = np.empty_like(block)
-        for column in range(block.shape[1]):
-            at = start + column
-            now = block[:, column]
-            codes[:, at] = _nearest(now, scales)
-            errors[:, column] = (now - codes[:, at] * scales) / upper[at, at]
-            block[:, column + 1 :] -= errors[:, column, None] * upper[at, at + 1 : stop]
-        left[:, stop:] -= errors @ upper[start:stop, stop:]
+        for number, now in enumerate(block):
+            column = start + number
+            codes[column] = _nearest(now, scales)
+            errors[number] = (now - codes[column] * scales) / upper[column, column]
+            block[number + 1 :] -= upper[column, column + 1 : stop, None] * errors[number]
+        left[stop:] -= upper[start:stop, stop:].T @ errors
     return codes

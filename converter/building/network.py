@@ -138,7 +138,7 @@ class Network:
                 for product in products:
                     text = replace(judged)
                     rounder = Rounder(moments.pop(product.name))
-                    with self._instead(product, partial(_rounded_values, rounder)):
+                    with self._instead(product, rounder.rounded_values):
                         self._move(layer, [text])
                     changed.append((product, text))
                 every: dict[str, Any] = {}
@@ -181,7 +181,7 @@ class Network:
                     if narrow(product):
                         rounder = Rounder(moments.pop(product.name))
                         for name, module in product.modules.items():
-                            grids[name] = _rounded(rounder, rows_of(module))
+                            grids[name] = rounder.rounded(rows_of(module))
                     for name, grid in grids.items():
                         set_rows(product.modules[name], grid.values())
                         keep(name, grid)
@@ -300,17 +300,6 @@ def _without_outliers(states: Any) -> Any:
     """
     length = states.norm(dim=1, keepdim=True)
     return states * (2 * length.median() / length.clamp(min=1e-9)).clamp(max=1)
-
-
-def _rounded(rounder: Rounder, rows: Floats) -> Grid:
-    blocks = [
-        rounder.rounded(rows[at : at + ROWS_AT_ONCE]) for at in range(0, len(rows), ROWS_AT_ONCE)
-    ]
-    return Grid.joined(blocks)
-
-
-def _rounded_values(rounder: Rounder, rows: Floats) -> Floats:
-    return _rounded(rounder, rows).values()
 
 
 def _at_8_bits(rows: Floats) -> Floats:
