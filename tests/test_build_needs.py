@@ -1,5 +1,6 @@
 """A build says what it will need before it begins, and which of it this machine lacks."""
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -37,6 +38,16 @@ def test_what_the_machine_lacks_is_a_warning_with_the_remedy(
     assert any("add swap" in line for line in told) is (memory == 1)
     assert any("of disk is free" in line for line in told) is (disk == 1)
     assert len(told) == 1 + (memory == 1) + (disk == 1)
+
+
+def test_where_free_memory_is_not_told_all_memory_counts(
+    monkeypatch: Patch, tmp_path: Path
+) -> None:
+    linux = needs._free_memory()
+    monkeypatch.setattr(needs, "_MEMORY_INFO", tmp_path / "none")
+    assert needs._free_memory() >= min(linux, GIGA // 4)
+    monkeypatch.delattr(os, "posix_fallocate")
+    assert create(tmp_path / "mac", {"a": ("F32", (5,))})["a"].read().tolist() == [0.0] * 5
 
 
 def test_a_stage_that_runs_out_of_memory_is_named_with_its_need(place: Place) -> None:

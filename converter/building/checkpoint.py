@@ -87,8 +87,10 @@ def create(path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> di
     text += b" " * (-len(text) % 8)
     with path.open("xb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        # A disk that is full when a mapped page is written would end the process.
-        os.posix_fallocate(file.fileno(), 0, 8 + len(text) + end)
+        file.truncate(8 + len(text) + end)
+        if hasattr(os, "posix_fallocate"):  # macOS has none
+            # A disk that is full when a mapped page is written would end the process.
+            os.posix_fallocate(file.fileno(), 0, 8 + len(text) + end)
     return stored_in(path)
 
 

@@ -1,6 +1,7 @@
 """Estimates what the build of a checkpoint will need, from the number of its weights, before it begins."""
 
 import math
+import os
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -31,6 +32,7 @@ _SECONDS = 500
 """Time for a billion weights, on two cores."""
 _SECONDS_TO_ROUND = 1200
 """The same for the stage `round`."""
+_MEMORY_INFO = Path("/proc/meminfo")
 
 
 class Needs(NamedTuple):
@@ -81,7 +83,9 @@ def _weights_in(file: Path) -> int:
 
 
 def _free_memory() -> int:
-    """Bytes of memory and swap that can be used."""
-    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    """Bytes of memory and swap that can be used; where only Linux tells, all memory."""
+    if not _MEMORY_INFO.is_file():
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    lines = _MEMORY_INFO.read_text(encoding="ascii").splitlines()
     fields = {name: text.split()[0] for name, _, text in (line.partition(":") for line in lines)}
     return 1024 * (int(fields["MemAvailable"]) + int(fields["SwapFree"]))
