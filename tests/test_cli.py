@@ -13,7 +13,6 @@ from inspect import Parameter, signature
 from pathlib import Path
 
 import pytest
-from attention_checks import attention_text
 from cli_runs import (
     DEMO,
     NO_ATTENTION,
@@ -35,8 +34,6 @@ from edge_opt.cli import models, phones
 from edge_opt.cli.app import in_options
 from edge_opt.comparison.compare import compare
 from edge_opt.conversion import convert
-from edge_opt.ir import save
-from edge_opt.ir.parse import parse
 from edge_opt.npu import tune
 from edge_opt.passes import PASSES
 from edge_opt.targets import load_target, target_names
@@ -300,23 +297,6 @@ def test_a_pipe_gets_neither_progress_nor_colour_and_quiet_only_errors(
     outputs = [(tmp_path / name).read_bytes() for name in ("out.tflite", "quiet.tflite")]
     assert outputs[0] == outputs[1], "an output is an argument or an option"
     run(capsys, *given).failed_in_one_sentence(2)
-
-
-@pytest.mark.parametrize("command", ["inspect", "convert", "compare"])
-def test_names_of_a_model_steer_no_terminal(command: str, tmp_path: Path, capsys: Captured) -> None:
-    model = parse(f"signature main = #0 (q=%q, k=%k, v=%v) -> (r=%r)\n{attention_text()}")
-    model.signatures[0].key = "main\nForged\x1b[31m\x9b"
-    for tensor in model.subgraphs[0].tensors:
-        tensor.name += "\nForged\x07"
-    path = tmp_path / "\x1b[31m.tflite"
-    save(model, path)
-    others = {"compare": [str(path)], "convert": ["--dry-run", "--verify", "none"]}.get(command, [])
-    ran = run(capsys, command, path, *others)
-    lines = (ran.out + ran.err).splitlines()
-    assert "main\\nForged\\x1b[31m\\x9b" in ran.out
-    assert not [
-        line for line in lines if line.startswith("Forged") or {"\x1b", "\x9b", "\x07"} & set(line)
-    ]
 
 
 def test_a_name_that_the_terminal_cannot_encode_is_escaped(tmp_path: Path) -> None:

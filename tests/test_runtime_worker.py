@@ -24,7 +24,6 @@ import edge_opt
 from edge_opt.comparison import golden
 from edge_opt.conversion import ConversionResult, SitesSkippedError, convert
 from edge_opt.ir import DType, load
-from edge_opt.passes import Status
 from edge_opt.runtime import runner
 from edge_opt.runtime.description import describe
 from edge_opt.runtime.inputs import array_of, plan
@@ -240,14 +239,12 @@ def test_a_crash_is_no_answer_and_names_its_site(tmp_path: Path, monkeypatch: Pa
     monkeypatch.setattr(
         examine, "run_versions", lambda worker, *_, **options: run(worker, *instead, **options)
     )
-    with pytest.raises(
-        SitesSkippedError, match="none of 3 sites could be verified: nothing was"
-    ) as caught:
+    with pytest.raises(SitesSkippedError) as caught:
         convert_decode(tmp_path / "out.tflite")
     site = next(site for site in caught.value.result.sites if site.heads != 1)
-    assert site.status is Status.SKIPPED
-    assert "region 'decode' up to '" in site.reason
-    assert f"of model '{DEMO}': the runtime's process ended with SIGSEGV" in site.reason
+    assert (site.status, site.why) == ("skipped", "inconclusive")
+    assert f"region 'decode' up to '{site.operator}' of model '{DEMO}'" in site.reason
+    assert "SIGSEGV" in site.reason
     assert not (tmp_path / "out.tflite").exists()
 
 
