@@ -335,6 +335,12 @@ def test_what_may_be_another_mask_is_left(given: str, lines: list[str]) -> None:
     skipped(of_other(lines, f", {given}"), "mask", "another mask")
 
 
+def results(values: Any, *models: Model) -> list[Any]:
+    """The probabilities of each model."""
+    with Worker() as worker:
+        return [worker.run(to_bytes(model), None, values)["p"] for model in models]
+
+
 @pytest.mark.parametrize(("constant", "bound"), [("-2000.0", "-1896"), ("-3.4028235e+38", "")])
 def test_a_constant_above_some_logits_has_a_condition(
     constant: str, bound: str, verifier: Verifier
@@ -350,10 +356,7 @@ def test_a_constant_above_some_logits_has_a_condition(
         "q": np.full((1, N, T, S), -2100, np.float32),
         "k": np.eye(S, dtype="f4"),
     }
-    with Worker() as worker:
-        before, after = (
-            worker.run(to_bytes(one), None, values)["p"] for one in (parse(text), model)
-        )
+    before, after = results(values, parse(text), model)
     assert np.array_equal(before, after) is not bool(bound)
 
 
@@ -378,10 +381,7 @@ def test_nan_in_a_masked_logit_spreads_and_the_note_says_so() -> None:
     # The first key is NaN, and masked for every query.
     values = {"mask": mask, "q": np.ones((1, N, T, S), np.float32), "k": np.eye(S, dtype="f4")}
     values["k"][:, 0] = np.nan
-    with Worker() as worker:
-        before, after = (
-            worker.run(to_bytes(one), None, values)["p"] for one in (parse(PLAIN), model)
-        )
+    before, after = results(values, parse(PLAIN), model)
     assert np.isfinite(before).all()
     assert np.isnan(after).all()
 

@@ -217,22 +217,16 @@ def test_a_subgraph_whose_callers_disagree_stays_open() -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"y": (2, 4)}, r"input 'y' does not exist, there are: [a-z, ]+$"),
-    ({"mask": (2,)}, r"input 'first/mask' takes the shape \?,4 \(\? from 1 to 2147483647\), got 2"),
-    ({"mask": 3}, "input 'first/mask' takes the shape .*, got 3"),
-    ({"second/x": (2, 5)}, r"input 'second/x' takes the shape \?,4 .*, got 2,5"),
-    ({"x": (3, 4)}, "input 'third/x' takes the shape 2,4, got 3,4"),
-    ({"second/x": (0, 4)}, "input 'second/x' takes .*, got 0,4"),
+    ({"y": (2, 4)}, "input 'y' does not exist"),
+    ({"mask": (2,)}, r"'first/mask' takes the shape \?,4 \(\? from 1 to 2147483647\), got 2"),
+    ({"mask": 3}, "'first/mask' .* got 3"),
+    ({"second/x": (2, 5)}, "'second/x' .* got 2,5"),
+    ({"x": (3, 4)}, "'third/x' .* got 3,4"),
+    ({"second/x": (0, 4)}, "'second/x' .* got 0,4"),
     ({"second/x": (1 << 31, 4)}, "got 2147483648,4"),
     ({"second/x": ("3", 4)}, "got 3,4"),
-    (
-        {"first/x": (2, 4)},
-        r"signature 'first' has other inputs of open lengths: add --shape mask=\?,4",
-    ),
-    (
-        {"first/x": (2, 4), "mask": (3, 4)},
-        r"do not fit together: subgraph 'first', operator 0 \(ADD\): ",
-    ),
+    ({"first/x": (2, 4)}, r"'first' .* add --shape mask=\?,4"),
+    ({"first/x": (2, 4), "mask": (3, 4)}, r"subgraph 'first', operator 0 \(ADD\)"),
 ]
 
 

@@ -243,8 +243,7 @@ def test_a_crash_is_no_answer_and_names_its_site(tmp_path: Path, monkeypatch: Pa
         convert_decode(tmp_path / "out.tflite")
     site = next(site for site in caught.value.result.sites if site.heads != 1)
     assert (site.status, site.why) == ("skipped", "inconclusive")
-    assert f"region 'decode' up to '{site.operator}' of model '{DEMO}'" in site.reason
-    assert "SIGSEGV" in site.reason
+    assert all(one in site.reason for one in ("region 'decode'", f"'{DEMO}'", "SIGSEGV"))
     assert not (tmp_path / "out.tflite").exists()
 
 
@@ -286,10 +285,6 @@ def test_every_public_way_to_the_runtime_reads_the_file_first(tmp_path: Path) ->
             way()
 
 
-def numbers_of(kind: str) -> str:
-    return f"subgraph main (%a: {kind}) {{ %z: {kind} = RESHAPE(%a, int32{{2, 2}}) return %z }}"
-
-
 QUANTIZED_TYPES = ("int8", "uint8", "int16", "int32")
 
 
@@ -299,8 +294,10 @@ def test_every_type_passes_through_the_worker_or_is_refused_by_a_typed_error(dty
     scales = ["", " q(0.01, 3)"] if name in QUANTIZED_TYPES else [""]
     with Worker() as worker:
         for scale in scales:
+            kind = f"{name}[2,2]{scale}"
+            text = f"subgraph main (%a: {kind}) {{ %z: {kind} = RESHAPE(%a, int32{{2, 2}}) return %z }}"
             try:
-                model = models.written(numbers_of(f"{name}[2,2]{scale}"), key="")
+                model = models.written(text, key="")
                 outcome = examine.run_versions(worker, model, model, Trial(extremes=tuple(KINDS)))
             except RuntimeRefused:
                 assert name not in (*QUANTIZED_TYPES, "float32", "bool")
