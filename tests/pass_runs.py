@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from edge_opt.conversion import convert
 from edge_opt.ir import Constants, Model, load, to_bytes
 from edge_opt.ir.parse import parse
 from edge_opt.ir.refusal import Reason, RefusedError
@@ -96,6 +97,11 @@ def convert_text(text: str, *passes: Pass | str, **settings: object) -> tuple[Mo
     """The model that the text says, converted, and what was done."""
     model = parse(text)
     return model, run(model, *passes, **settings)  # type: ignore[arg-type]
+
+
+def sites_of(text: str, **options: Any) -> list[Verdict]:
+    """The sites of a conversion that verifies nothing."""
+    return convert(parse(text), verify="none", **options).sites
 
 
 def only(text: str, name: str, **settings: object) -> tuple[Model, Verdict]:

@@ -14,7 +14,7 @@ from attention_checks import (
     of_one_head,
     only_block,
 )
-from pass_runs import changed, refusal, run, statuses
+from pass_runs import changed, refusal, run, sites_of, statuses
 
 from edge_opt.attention.around import find_mask
 from edge_opt.attention.block import Block, NotABlock, row_tiles
@@ -477,7 +477,7 @@ SETTLED = {
 
 @pytest.mark.parametrize(("text", "why"), SETTLED.values(), ids=SETTLED)
 def test_a_softmax_without_several_heads_needs_no_conversion(text: str, why: str) -> None:
-    (site,) = convert(parse(text), verify="none", require_all=True).sites
+    (site,) = sites_of(text, require_all=True)
     assert (site.status, site.why) == ("nothing to do", why)
 
 
@@ -545,7 +545,7 @@ NOT_COUNTED = {
 
 @pytest.mark.parametrize("case", NOT_COUNTED)
 def test_products_that_are_no_attention_are_not_counted(case: str) -> None:
-    assert convert(parse(NOT_COUNTED[case]), verify="none", require_all=True).sites == []
+    assert sites_of(NOT_COUNTED[case]) == []
 
 
 def test_a_product_that_writes_keys_into_a_cache_at_one_position_is_not_counted() -> None:
@@ -553,7 +553,7 @@ def test_a_product_that_writes_keys_into_a_cache_at_one_position_is_not_counted(
   %c: float32[1,4,8,5] = ADD(%k, %n)
   %l: float32[1,4,6,8] = BATCH_MATMUL(%q, %c) {adj_y: true}"""
     text = attention_text(scores=scores, inputs=", %at: float32[1,4,8,1], %new: float32[1,4,1,5]")
-    (site,) = convert(parse(text), verify="none", require_all=True).sites
+    (site,) = sites_of(text, require_all=True)
     assert site.status == "converted"
 
 
@@ -625,7 +625,7 @@ def test_products_far_behind_each_other_are_a_pair_all_the_same() -> None:
     softmax = "\n".join(
         ["  %s0: float32[1,4,6,8] = ABS(%l)", *steps, "  %p: float32[1,4,6,8] = LOGISTIC(%s1100)"]
     )
-    (site,) = convert(parse(attention_text(softmax=softmax)), verify="none").sites
+    (site,) = sites_of(attention_text(softmax=softmax))
     assert (site.status, site.why) == ("skipped", "operator")
     assert "at ABS" in site.reason
 
@@ -672,7 +672,7 @@ def test_signatures_that_share_a_subgraph_are_converted_together_and_told_so() -
     text = f"signature first = #0 {names}\nsignature second = #0 {names}\n{PLAIN}"
     result = convert(parse(text), verify="none", signatures="second")
     assert [site.signature for site in result.sites] == ["second"]
-    assert [site.signature for site in convert(parse(text), verify="none").sites] == ["first"]
+    assert [site.signature for site in sites_of(text)] == ["first"]
     found = [
         (each.name, each.blocks_converted, each.blocks, each.shares) for each in result.signatures
     ]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from ai_edge_litert.interpreter import Interpreter
 from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, Patch, written
-from pass_runs import SELECT_PAGE
+from pass_runs import SELECT_PAGE, sites_of
 from schema_models import plain, unpack, values
 from toy_passes import CHAIN, Double
 
@@ -358,8 +358,7 @@ def test_what_changes_after_the_verification_is_noticed(
 
 def run_by(text: str, passes: Any, **options: Any) -> list[str]:
     """The passes that had sites, in their order."""
-    sites = convert(parse(text), passes=passes, verify="none", **options).sites
-    return list(dict.fromkeys(site.pass_name for site in sites))
+    return list(dict.fromkeys(one.pass_name for one in sites_of(text, passes=passes, **options)))
 
 
 def test_passes_run_in_the_given_order_by_name_or_as_objects() -> None:
@@ -382,7 +381,7 @@ def test_a_subclass_of_another_name_is_searched_for_what_it_left(monkeypatch: Pa
         return [replace(verdicts[0], status=Status.SKIPPED, operator=f"left by {name}")]
 
     monkeypatch.setattr("edge_opt.conversion.run.left_over", found)
-    last = convert(parse(SELECT_PAGE), passes=["mask_to_add", Own()], verify="none").sites[-1]
+    last = sites_of(SELECT_PAGE, passes=["mask_to_add", Own()])[-1]
     assert (last.pass_name, last.operator) == ("own", "left by own")
 
 

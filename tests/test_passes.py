@@ -116,6 +116,7 @@ def test_the_next_form_is_tried_where_one_fails_and_the_report_says_so() -> None
 def test_where_all_forms_fail_the_first_reason_counts() -> None:
     model, (site,) = convert_text(CHAIN, InTurn(), verifier=Says(False))
     assert (site.status, site.why) == ("skipped", "pattern")
+    assert site.reason == "no (expected yes, found no)"
     assert site.proof is None
     assert to_bytes(model) == to_bytes(parse(CHAIN))
 

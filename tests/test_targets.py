@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from attention_checks import attention_text, masked_text, of_one_head, only_block
-from pass_runs import TESTDATA, statuses, tiles
+from pass_runs import TESTDATA, sites_of, statuses, tiles
 
 from edge_opt.attention.block import logits_bytes
 from edge_opt.base.errors import UsageError
@@ -51,9 +51,7 @@ def test_attention_that_does_not_fit_on_the_chip_takes_another_form() -> None:
 
 def test_a_single_head_of_as_many_rows_as_a_tile_has_stays() -> None:
     for rows, why in ((6, "single-head"), (3, "")):
-        (site,) = convert(
-            parse(of_one_head(attention_text())), target=tiles(rows), verify="none"
-        ).sites
+        (site,) = sites_of(of_one_head(attention_text()), target=tiles(rows))
         assert (site.why, site.status == "nothing to do") == (why, bool(why))
 
 
@@ -99,7 +97,7 @@ def test_heads_side_by_side_take_a_form_that_mediatek_takes() -> None:
     text = attention_text(
         tail="%t: float32[1,6,4,5] = TRANSPOSE(%o, int32{0, 2, 1, 3})", returned="%t"
     )
-    (site,) = convert(parse(text), target="mediatek", verify="none").sites
+    (site,) = sites_of(text, target="mediatek")
     assert site.status == "converted", site.reason
 
 
@@ -192,8 +190,9 @@ def test_what_is_not_taken_is_named(
 
 def test_a_rewrite_may_have_what_was_refused_before() -> None:
     target = generic(accepted_operators=("BATCH_MATMUL", "TRANSPOSE", "RESHAPE"))
-    result = convert(parse(attention_text()), target=target, verify="none")
-    assert statuses(result.sites) == ["converted"], "SOFTMAX was refused as it stood"
+    assert statuses(sites_of(attention_text(), target=target)) == ["converted"], (
+        "SOFTMAX was refused as it stood"
+    )
 
 
 def test_composites_and_several_signatures_are_named_with_the_remedy() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import fuzz
 import pytest
 from bundles import bundle, model_part
-from pass_runs import changed
+from pass_runs import changed, sites_of
 
 import edge_opt
 from edge_opt.comparison.golden import check, record
@@ -117,7 +117,7 @@ def test_signatures_that_are_not_chosen_keep_their_types() -> None:
 
 def test_signatures_of_one_subgraph_are_both_told() -> None:
     second = LAST_LAYER.splitlines()[1].replace("prefill_4 = #0", "prefill_too = #0")
-    sites = edge_opt.convert(parse(f"{second}\n{LAST_LAYER}"), verify="none").sites
+    sites = sites_of(f"{second}\n{LAST_LAYER}")
     assert [site.signature for site in sites] == [
         "prefill_too",
         "prefill_too",
