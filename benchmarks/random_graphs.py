@@ -3,7 +3,7 @@
     python benchmarks/random_graphs.py [--count 10000] [--seed 0] [--first 0] [--seconds S] [--prove-one-in 1]
 
 The graphs are those of the tests (tests/attention_graphs.py): sizes, types, masks and layouts mixed freely. Half of
-them have a SELECT mask, most of these behind another mask (tests/mask_graphs.py). All passes with bit-identical results
+them have a SELECT mask, most of these behind another mask (mask_graphs.py). All passes with bit-identical results
 run on each, in every form in turn, some with tiles of rows. Results do not come from `edge_opt.compare`: the
 interpreter runs the original and the converted graph on XNNPACK and on the reference kernels, on random numbers, on
 large ones, and with rows that only both masks together hide. Every byte must be equal (NaN equals NaN); products by
@@ -29,10 +29,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 import numpy as np
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 from attention_checks import random_inputs
-from attention_graphs import Case, build, cases, cases_masked_twice
+from attention_graphs import Case, cases
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
-from mask_graphs import inputs_masked_twice
+from mask_graphs import build, cases_masked_twice, inputs_masked_twice
 
 from edge_opt.attention.block import FORM_NAMES
 from edge_opt.ir import Constants, Model, Operator, load, to_bytes

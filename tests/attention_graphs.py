@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
-from mask_graphs import OTHER_MASKS, masked_twice
 
 from edge_opt.ir import Constants, DType, Model, Quantization, Signature, Subgraph, Tensor
 from edge_opt.shapes.inference import infer_operator
@@ -92,13 +91,6 @@ def cases(draw: st.DrawFn, /, **fixed: Any) -> Case:
     return possible(Case(**{"groups": groups, "kv_heads": kv_heads, **chosen, **fixed}))
 
 
-def cases_masked_twice() -> st.SearchStrategy[Case]:
-    """Cases whose logits a SELECT masks, most of them after another mask."""
-    return st.sampled_from(list(OTHER_MASKS)).flatmap(
-        lambda other: cases(mask="twice", other=other)
-    )
-
-
 def possible(case: Case) -> Case:
     """The case, with choices that exclude each other resolved."""
     if case.quantized:
@@ -158,10 +150,10 @@ SAME = Quantization.affine(1.0)
 
 def build(case: Case) -> Model:
     """The graph of a case."""
-    return _Build(case).build()
+    return Builder(case).build()
 
 
-class _Build:
+class Builder:
     """Builds in the IR, one call an operator; shapes are derived, not written down."""
 
     def __init__(self, case: Case) -> None:
@@ -511,18 +503,23 @@ class _Build:
         fronts = {"heads": (b, k * g, t), "five": (b, k, g, t)}
         wanted = (*fronts.get(case.mask_at, tensor.shape[:-1]), tensor.shape[-1])
         moved = tensor if wanted == tensor.shape else self.reshape(tensor, *wanted)
-        if case.mask == "twice":
-            result = masked_twice(self, moved)
-        elif case.mask == "select":
-            rows = t if wanted[-2] == t else 1
-            is_open = self.given("open", (*[1] * (len(wanted) - 2), rows, wanted[-1]), DType.BOOL)
-            low = self.constant(-100.0, "logits")
-            result = self.op("SELECT_V2", is_open, moved, low, q=moved.quantization)
-        else:
-            mask = self.mask(wanted)
-            operands = (mask, moved) if case.reversed else (moved, mask)
-            result = self.op("ADD", *operands, q=self.q("masked"), **self.add_options)
+        result = self.hidden(moved)
         return result if moved is tensor else self.reshape(result, *tensor.shape)
+
+    def hidden(self, logits: Tensor) -> Tensor:
+        """The logits with a mask added, or selected by one."""
+        if self.case.mask == "select":
+            is_open = self.given("open", self.mask_shape(logits), DType.BOOL)
+            low = self.constant(-100.0, "logits")
+            return self.op("SELECT_V2", is_open, logits, low, q=logits.quantization)
+        mask = self.mask(logits.shape)
+        operands = (mask, logits) if self.case.reversed else (logits, mask)
+        return self.op("ADD", *operands, q=self.q("masked"), **self.add_options)
+
+    def mask_shape(self, logits: Tensor) -> tuple[int, ...]:
+        """The shape of a boolean mask for all heads."""
+        rows = self.case.length if logits.shape[-2] == self.case.length else 1
+        return (*[1] * (len(logits.shape) - 2), rows, logits.shape[-1])
 
     def mask(self, shape: tuple[int, ...]) -> Tensor:
         """A mask that broadcasts to the logits; layers share it."""

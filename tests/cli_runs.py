@@ -2,11 +2,16 @@
 
 import hashlib
 import json
+import os
+import pty
 import subprocess
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -20,6 +25,7 @@ from edge_opt.ir.parse import parse
 DEMO = Path(str(resources.files("edge_opt.testdata") / "demo_gemma3.tflite"))
 QUANTIZED = Path(str(resources.files("edge_opt.testdata") / "demo_gemma3_a16w8.tflite"))
 SENTENCE = "edge-opt: error: "
+EDGE_OPT = [sys.executable, "-m", "edge_opt"]
 Captured = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
 
@@ -75,11 +81,36 @@ def run(capsys: Captured, *arguments: object) -> Ran:
 
 def run_apart(*arguments: object, **options: Any) -> Ran:
     """One command in a process of its own, with pipes instead of a terminal."""
-    command = [sys.executable, "-m", "edge_opt", *map(str, arguments)]
+    command = [*EDGE_OPT, *map(str, arguments)]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=120, **options
     )
     return Ran(done.returncode, done.stdout, done.stderr)
+
+
+def in_terminal(
+    command: Sequence[object], *streams: str, **wishes: str
+) -> tuple[subprocess.CompletedProcess[bytes], bytes]:
+    """A command with a terminal as these standard streams and pipes as the others, and all that the terminal gets."""
+    ours, theirs = pty.openpty()
+    drawn: list[bytes] = []
+
+    def read() -> None:
+        with suppress(OSError):  # the other end is closed
+            while some := os.read(ours, 1 << 16):
+                drawn.append(some)
+
+    reader = Thread(target=read, daemon=True)
+    reader.start()
+    plain = {name: os.environ[name] for name in os.environ.keys() - {"NO_COLOR", "FORCE_COLOR"}}
+    ends: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    ends |= dict.fromkeys(streams, theirs)
+    environment = {**plain, "TERM": "xterm", **wishes}
+    done = subprocess.run([*map(str, command)], env=environment, check=False, **ends)
+    os.close(theirs)
+    reader.join()
+    os.close(ours)
+    return done, b"".join(drawn)
 
 
 def written(folder: Path, text: str, name: str = "model.tflite") -> Path:

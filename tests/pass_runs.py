@@ -5,9 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from edge_opt.conversion import convert
 from edge_opt.ir import Constants, Model, load, to_bytes
 from edge_opt.ir.parse import parse
-from edge_opt.ir.refusal import RefusedError
+from edge_opt.ir.refusal import Reason, RefusedError
 from edge_opt.passes import PASSES, Check, Context, Pass, Proof, Rewrite, Verdict, run_pass
 from edge_opt.passes.contract import RegionVerifier
 from edge_opt.targets import Target, load_target
@@ -18,6 +19,15 @@ SELECT_PAGE = (TESTDATA / "reference_select.txt").read_text()
 """The reference page's graph of three blocks that SELECT masks."""
 INLINING = replace(load_target("generic"), inline_composites=True)
 """Opens every composite."""
+
+
+def changed(text: str, *edits: str) -> str:
+    """The text with these changes `old -> new`."""
+    for edit in edits:
+        old, new = edit.split(" -> ", 1)
+        assert old in text
+        text = text.replace(old, new)
+    return text
 
 
 def tiles(rows: int) -> Target:
@@ -74,12 +84,12 @@ def rewrites_of(
     return [site.build() for site in PASSES[name].sites(context) if site.build is not None]
 
 
-def refusal(check: Callable[..., object], *arguments: object) -> str | None:
-    """Why a check raises RefusedError; None where it does not."""
+def refusal(check: Callable[..., object], *arguments: object) -> Reason | None:
+    """The reason with which a check raises RefusedError; None where it does not."""
     try:
         check(*arguments)
     except RefusedError as refused:
-        return str(refused)
+        return refused.reason
     return None
 
 
@@ -87,6 +97,11 @@ def convert_text(text: str, *passes: Pass | str, **settings: object) -> tuple[Mo
     """The model that the text says, converted, and what was done."""
     model = parse(text)
     return model, run(model, *passes, **settings)  # type: ignore[arg-type]
+
+
+def sites_of(text: str, **options: Any) -> list[Verdict]:
+    """The sites of a conversion that verifies nothing."""
+    return convert(parse(text), verify="none", **options).sites
 
 
 def only(text: str, name: str, **settings: object) -> tuple[Model, Verdict]:

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import fuzz
 import pytest
@@ -15,7 +14,7 @@ from attention_checks import (
     of_one_head,
     only_block,
 )
-from pass_runs import refusal, run
+from pass_runs import changed, refusal, run, sites_of, statuses
 
 from edge_opt.attention.around import find_mask
 from edge_opt.attention.block import Block, NotABlock, row_tiles
@@ -35,20 +34,12 @@ PLAIN = attention_text()
 T, H = 3, 4
 
 
-def changed(*edits: str, text: str = PLAIN) -> str:
-    """The attention with changes `old -> new`."""
-    for edit in edits:
-        old, new = edit.split(" -> ", 1)
-        assert old in text
-        text = text.replace(old, new)
-    return text
-
-
 @pytest.mark.parametrize("groups", ["1,1", "1,2", "2"])
 def test_heads_that_are_folded_into_rows_and_not_merged_are_not_taken_for_one(groups: str) -> None:
     """`[1,K,(G)(T),H]`, of queries `[1,T,N*H]`."""
     rows = 24 // math.prod(map(int, groups.split(",")))
     text = changed(
+        attention_text(tail="", returned="%o"),
         "%q: float32[1,4,6,5] -> %x: float32[1,6,20]",
         f"%k: float32[1,4,8,5], %v: float32[1,4,8,5] -> %k: float32[{groups},8,5], %v: float32[{groups},8,5]",
         f"float32[1,4,6,8] -> float32[{groups},{rows},8]",
@@ -57,11 +48,10 @@ def test_heads_that_are_folded_into_rows_and_not_merged_are_not_taken_for_one(gr
   %h: float32[1,4,6,5] = TRANSPOSE(%n, int32{{0, 2, 1, 3}})
   %q: float32[{groups},{rows},5] = RESHAPE(%h, int32{{{groups}, {rows}, 5}})
   %l:""",
-        text=attention_text(tail="", returned="%o"),
     )
     (match,) = find_blocks(parse(text).subgraphs[0])
     assert match.is_attention
-    assert str(match.reason).startswith("rows of the value product may belong")
+    assert match.reason.why == "heads"
 
 
 @pytest.mark.parametrize("heads", [1, 4])
@@ -115,8 +105,7 @@ def test_rows_of_every_head_are_tiles_of_their_own(lead: str, heads: int) -> Non
 
 
 def test_rows_that_do_not_divide_are_not_cut() -> None:
-    reason = "no axis of the result is the queries' sequence, at SOFTMAX, tensor 's'"
-    assert refusal(row_tiles, segments("1,1"), 2) == reason
+    assert refusal(row_tiles, segments("1,1"), 2).why == "heads"
 
 
 GROUPED = """
@@ -169,13 +158,13 @@ def unmasked(
 
 
 @pytest.mark.parametrize(
-    ("graph", "reason"),
+    ("graph", "named"),
     [
-        (parse(ONLY_MASKED_BY_HEADS).subgraphs[0], "belong to several heads"),
-        (unmasked("1,1", 8, 16, projected=True), "belong to several heads"),
-        (unmasked("1,2", 4, 16, projected=True), "belong to several heads"),
-        (unmasked("1", 16, 16, end="1,80"), "be the sequence, or heads"),
-        (unmasked("1,4", 16, 16, end="1,320"), "be the sequence, or heads"),
+        (parse(ONLY_MASKED_BY_HEADS).subgraphs[0], "several heads"),
+        (unmasked("1,1", 8, 16, projected=True), "several heads"),
+        (unmasked("1,2", 4, 16, projected=True), "several heads"),
+        (unmasked("1", 16, 16, end="1,80"), "the sequence"),
+        (unmasked("1,4", 16, 16, end="1,320"), "the sequence"),
     ],
     ids=[
         "heads in the mask",
@@ -186,12 +175,13 @@ def unmasked(
     ],
 )
 def test_rows_that_only_other_tensors_show_as_heads_or_sequence(
-    graph: Subgraph, reason: str
+    graph: Subgraph, named: str
 ) -> None:
     """Grouped heads of one token without a projection behind them; or all tokens, flattened for a classifier."""
     (match,) = find_blocks(graph)
     assert match.is_attention
-    assert str(match.reason).startswith(f"rows of the value product may {reason}")
+    assert match.reason.why == "heads"
+    assert named in match.reason.text
 
 
 def test_queries_that_are_the_block_before_show_nothing() -> None:
@@ -215,7 +205,9 @@ def test_a_sequence_outside_the_heads_is_flattened_with_them_and_no_part_of_them
     assert (
         only_block(
             parse(
-                changed("%r: float32[1,6,20] -> %r: float32[1,120]", "{1, 6, 20} -> {1, 120}")
+                changed(
+                    PLAIN, "%r: float32[1,6,20] -> %r: float32[1,120]", "{1, 6, 20} -> {1, 120}"
+                )
             ).subgraphs[0]
         ).heads
         == 4
@@ -305,18 +297,18 @@ subgraph main (%q: float32[4,1,5], %c: float32[1,8,6]) {
   return %s
 }"""
 LATENT_OUT = changed(
+    LATENT,
     """
   %u: float32[4,1,6] = RESHAPE(%o, int32{4, 1, 6})
   %s: float32[4,1,3] = BATCH_MATMUL(%u, float32[4,6,3]{splat 0.25})
   return %s -> \n  return %o""",
-    text=LATENT,
 )
-SKIPPED: dict[str, tuple[str, str] | tuple[str, str, dict[str, Any]]] = {
-    "a branch of IF": (IN_A_BRANCH, "attention may be in a graph that it calls, which is not rewritten"),
+SKIPPED = {
+    "a branch of IF": (IN_A_BRANCH, "pattern", "in a graph that it calls"),
     "a branch of IF without a SOFTMAX": (
         BRANCHES.replace("CALLING", "IF(%c, %q, %k, %v) {then_subgraph_index: 1, else_subgraph_index: 1}")
         + attention_text(softmax=SIGMOID),
-        "attention may be in a graph that it calls, which is not rewritten",
+        "pattern", "in a graph that it calls",
     ),
     "a branch of IF that weighs values": (
         f"""subgraph main (%c: bool[], {GIVEN}) {{
@@ -329,114 +321,116 @@ SKIPPED: dict[str, tuple[str, str] | tuple[str, str, dict[str, Any]]] = {
           %r: float32[1,4,6,5] = BATCH_MATMUL(%p, %v)
           return %r
         }}""",
-        "attention may be in a graph that it calls, which is not rewritten",
+        "pattern", "in a graph that it calls",
     ),
     "talking heads before the SOFTMAX": (
-        mixed_scores(TURNED), "heads may be mixed here, between two products of activations, at FULLY_CONNECTED",
+        mixed_scores(TURNED), "heads", "FULLY_CONNECTED",
     ),
     "talking heads behind the SOFTMAX": (
         attention_text(then=TURNED.replace("%x", "%p")),
-        "the probabilities cannot be followed through this operator, at FULLY_CONNECTED",
+        "operator", "FULLY_CONNECTED",
     ),
     "talking heads by a product behind the SOFTMAX": (
         attention_text(then=BY_A_PRODUCT.replace("%x", "%p")),
-        "the probabilities cannot be followed through this operator, at BATCH_MATMUL",
+        "operator", "BATCH_MATMUL",
     ),
     "talking heads without a SOFTMAX": (
         mixed_scores(TURNED, "LOGISTIC(%m)"),
-        "heads may be mixed here, between two products of activations, at FULLY_CONNECTED",
+        "heads", "FULLY_CONNECTED",
     ),
     "talking heads in the rows of one token": (
-        changed("SOFTMAX(%l) -> SOFTMAX(%m)", "  %p: ->   %t: float32[1,8,4] = TRANSPOSE(%l, int32{0, 2, 1})\n"
+        changed(LATENT, "SOFTMAX(%l) -> SOFTMAX(%m)", "  %p: ->   %t: float32[1,8,4] = TRANSPOSE(%l, int32{0, 2, 1})\n"
                 "  %f: float32[1,8,4] = FULLY_CONNECTED(%t, float32[4,4]{splat 0.5}, none) {keep_num_dims: true}\n"
-                "  %m: float32[1,4,8] = TRANSPOSE(%f, int32{0, 2, 1})\n  %p:", text=LATENT),
-        "heads may be mixed here, between two products of activations, at FULLY_CONNECTED",
+                "  %m: float32[1,4,8] = TRANSPOSE(%f, int32{0, 2, 1})\n  %p:"),
+        "heads", "FULLY_CONNECTED",
     ),
     "scores written as MUL and SUM": (
-        attention_text(scores=SUMMED_SCORES), "a product of activations is written as MUL and SUM, at SUM",
+        attention_text(scores=SUMMED_SCORES), "pattern", "at SUM",
     ),
     "both products written as MUL and SUM": (
         attention_text(scores=SUMMED_SCORES, values=SUMMED_VALUES),
-        "a product of activations is written as MUL and SUM, at SUM",
+        "pattern", "at SUM",
     ),
     "an operator without a rule between two products": (
         attention_text(softmax="  %s: float32[1,4,6,8] = CUMSUM(%l, int32(3))\n" + SIGMOID.replace("%l", "%s")),
-        "a product of activations cannot be followed through this operator, at CUMSUM",
+        "operator", "CUMSUM",
     ),
     "linear attention": (
         attention_text(scores="  %s: float32[1,4,5,5] = BATCH_MATMUL(%k, %v) {adj_x: true}", softmax="",
                        values="  %o: float32[1,4,6,5] = BATCH_MATMUL(%q, %s)"),
-        "one product of activations goes into another, as in linear attention, which is not split, at BATCH_MATMUL",
+        "pattern", "linear attention",
     ),
     "rows whose queries have their own matrices": (
-        LATENT_OUT, "rows of the value product may belong to several heads, at BATCH_MATMUL, tensor 'a'",
+        LATENT_OUT, "heads", "tensor 'a'",
     ),
     "an operator behind the SOFTMAX that is not followed": (
-        CUMULATED, "the probabilities cannot be followed through this operator, at CUMSUM",
+        CUMULATED, "operator", "CUMSUM",
     ),
     "probabilities that an operator takes which nobody can look into": (
-        changed("BATCH_MATMUL(%p, -> CUSTOM 'product' (%p,"),
-        "an operator with unknown effects reads the probabilities, at CUSTOM",
+        changed(PLAIN, "BATCH_MATMUL(%p, -> CUSTOM 'product' (%p,"),
+        "operator", "CUSTOM",
     ),
     "rows that may be heads, because a mask is repeated for them": (
-        FOLDED, "rows of the value product may belong to several heads, at CONCATENATION, tensor 'm'",
+        FOLDED, "heads", "tensor 'm'",
     ),
     "logits made by an operator that nobody can look into": (
-        changed("BATCH_MATMUL(%q, %k) {adj_y: true} -> CUSTOM 'scores' (%q, %k)"),
-        "the scores cannot be followed through this operator, at CUSTOM",
+        changed(PLAIN, "BATCH_MATMUL(%q, %k) {adj_y: true} -> CUSTOM 'scores' (%q, %k)"),
+        "operator", "CUSTOM",
     ),
     "logits of which one part cannot be followed": (
-        changed("  %p: -> %l2: float32[1,4,6,8] = STRIDED_SLICE(%l3, int32{0, 0, 0, 0}, int32{1, 4, 6, 16}, "
+        changed(PLAIN, "  %p: -> %l2: float32[1,4,6,8] = STRIDED_SLICE(%l3, int32{0, 0, 0, 0}, int32{1, 4, 6, 16}, "
                 "int32{1, 1, 1, 2}) %sum: float32[1,4,6,8] = ADD(%l, %l2)\n  %p:", "(%l) -> (%sum)",
                 "  %l: -> %l3: float32[1,4,6,16] = BATCH_MATMUL(%q, %k3) {adj_y: true}\n  %l:",
                 "%v: float32[1,4,8,5] -> %v: float32[1,4,8,5], %k3: float32[1,4,16,5]"),
-        "a STRIDED_SLICE can be followed only if it takes plain ranges, at STRIDED_SLICE",
+        "operator", "STRIDED_SLICE",
     ),
     "heads that share their logits": (
-        changed("%q: float32[1,4, -> %q: float32[1,1,", "%k: float32[1,4, -> %k: float32[1,1,",
+        changed(PLAIN, "%q: float32[1,4, -> %q: float32[1,1,", "%k: float32[1,4, -> %k: float32[1,1,",
                 "float32[1,4,6,8] -> float32[1,1,6,8]"),
-        "no product of queries and keys carries the heads, at RESHAPE",
+        "heads", "RESHAPE",
     ),
     "heads that share their logits in groups": (
-        changed("%q: float32[1,4, -> %q: float32[1,2,1,", "%k: float32[1,4, -> %k: float32[1,2,1,",
+        changed(PLAIN, "%q: float32[1,4, -> %q: float32[1,2,1,", "%k: float32[1,4, -> %k: float32[1,2,1,",
                 "%v: float32[1,4, -> %v: float32[1,2,2,", "float32[1,4,6,8] -> float32[1,2,1,6,8]",
                 "%o: float32[1,4,6,5] = BATCH_MATMUL(%p, %v) -> %o5: float32[1,2,2,6,5] = BATCH_MATMUL(%p, %v) "
                 "%o: float32[1,4,6,5] = RESHAPE(%o5, int32{1, 4, 6, 5})"),
-        "not every head reaches the logits (expected 4, found 2), at BATCH_MATMUL",
+        "heads", "expected 4, found 2",
     ),
     "constant keys with a scale for each head": (
-        changed("%k: float32[1,4,8,5], -> ", "(%q, %k) {adj_y: true} -> (%q, int8[1,4,5,8]{splat 2} q(["
+        changed(PLAIN, "%k: float32[1,4,8,5], -> ", "(%q, %k) {adj_y: true} -> (%q, int8[1,4,5,8]{splat 2} q(["
                 + ", ".join(["0.5"] * 4) + "], [" + ", ".join("0" * 4) + "], axis 1))"),
-        "the heads lie on the axis of the scales, tensor 'const_3'",
+        "quantization", "axis",
     ),
     "constant keys with scales that their product does not read": (
-        changed("%k: float32[1,4,8,5], -> ", "(%q, %k) {adj_y: true} -> (%q, int8[1,4,5,8]{splat 2} q(["
+        changed(PLAIN, "%k: float32[1,4,8,5], -> ", "(%q, %k) {adj_y: true} -> (%q, int8[1,4,5,8]{splat 2} q(["
                 + ", ".join(["0.5"] * 5) + "], [" + ", ".join("0" * 5) + "], axis 2))"),
-        "a tensor with several scales cannot be cut, at BATCH_MATMUL, tensor 'const_3'",
+        "quantization", "BATCH_MATMUL",
     ),
     "values that are never summed": (
-        changed("%v: float32[1,4,8,5] -> %v: float32[1,4,8,5], %w: float32[1,4,8,3]", "return %r -> return %r, %z",
-                "  %t: -> %z: float32[1,4,6,3] = BATCH_MATMUL(%p, %w)\n  %t:"),
-        "the probabilities weigh several values, and these products are never summed, at SOFTMAX",
+        changed(PLAIN, "%v: float32[1,4,8,5] -> %v: float32[1,4,8,5], %w: float32[1,4,8,3]",
+                "return %r -> return %r, %z", "  %t: -> %z: float32[1,4,6,3] = BATCH_MATMUL(%p, %w)\n  %t:"),
+        "pattern", "several values",
     ),
     "a length that is known at run time only": (
-        changed("[1,4,6, -> [1,4,?,", "[1,6, -> [1,?,", "{1, 6, 20} -> {1, -1, 20}"),
-        "lengths are known only at run time: give --shape q=1,4,?,5",
+        changed(PLAIN, "[1,4,6, -> [1,4,?,", "[1,6, -> [1,?,", "{1, 6, 20} -> {1, -1, 20}"),
+        "open-lengths", "q=1,4,?,5",
     ),
 }  # fmt: skip
+"""A graph, the kind of the reason, and what it names."""
 
 
-@pytest.mark.parametrize("case", SKIPPED)
-def test_skipped_attention_is_a_site_with_a_reason_and_fails_require_all(case: str) -> None:
-    text, reason, *given = SKIPPED[case]
-    options: dict[str, Any] = given[0] if given else {}
+@pytest.mark.parametrize(("text", "why", "named"), SKIPPED.values(), ids=SKIPPED)
+def test_skipped_attention_is_a_site_with_a_reason_and_fails_require_all(
+    text: str, why: str, named: str
+) -> None:
     model = parse(text)
     before = to_text(model)
-    (site,) = convert(model, verify="none", **options).sites
-    assert (site.status, site.reason) == ("skipped", reason)
+    with pytest.raises(SitesSkippedError) as caught:
+        convert(model, verify="none", require_all=True)
+    (site,) = caught.value.result.sites
+    assert (site.status, site.why) == ("skipped", why)
+    assert named in site.reason
     assert to_text(model) == before
-    with pytest.raises(SitesSkippedError, match="1 of 1 sites were skipped"):
-        convert(model, verify="none", require_all=True, **options)
 
 
 GATE = """
@@ -449,7 +443,7 @@ subgraph main (%x: float32[6,16], %e: float32[6,4,16]) {
   return %r
 }"""
 SETTLED = {
-    "two softmaxes of one head": (of_one_head(TWO_SOFTMAXES), "already single-head"),
+    "two softmaxes of one head": (of_one_head(TWO_SOFTMAXES), "single-head"),
     "one head with a mask joined of two": (
         of_one_head(
             masked_text(
@@ -460,12 +454,12 @@ SETTLED = {
   %both: float32[1,4,6,8] = CONCATENATION(%half, %other) {axis: 2}""",
             )
         ),
-        "already single-head",
+        "single-head",
     ),
-    "an outermost axis that may be the batch": (BATCH, "already single-head"),
+    "an outermost axis that may be the batch": (BATCH, "single-head"),
     "a softmax over classes": (
         "subgraph main (%x: float32[2,10]) { %p: float32[2,10] = SOFTMAX(%x) return %p }",
-        "no product with values follows this SOFTMAX: not attention",
+        "not-attention",
     ),
     "a router that mixes experts": (
         """subgraph main (%x: float32[1,4,16], %experts: float32[1,3,16]) {
@@ -474,44 +468,24 @@ SETTLED = {
           %o: float32[1,4,16] = BATCH_MATMUL(%p, %experts)
           return %o
         }""",
-        "no product of queries and keys leads to this SOFTMAX: not attention, at FULLY_CONNECTED",
+        "not-attention",
     ),
-    "a gate": (GATE, "no product with values follows this SOFTMAX: not attention, at MUL"),
-    "one head without a SOFTMAX": (
-        of_one_head(attention_text(softmax=SIGMOID)),
-        "already single-head",
-    ),
+    "a gate": (GATE, "not-attention"),
+    "one head without a SOFTMAX": (of_one_head(attention_text(softmax=SIGMOID)), "single-head"),
 }
 
 
-@pytest.mark.parametrize("case", SETTLED)
-def test_a_softmax_without_several_heads_needs_no_conversion(case: str) -> None:
-    text, reason = SETTLED[case]
-    (site,) = convert(parse(text), verify="none", require_all=True).sites
-    assert (site.status, site.reason) == ("nothing to do", reason)
+@pytest.mark.parametrize(("text", "why"), SETTLED.values(), ids=SETTLED)
+def test_a_softmax_without_several_heads_needs_no_conversion(text: str, why: str) -> None:
+    (site,) = sites_of(text, require_all=True)
+    assert (site.status, site.why) == ("nothing to do", why)
 
 
 FOUND = {
-    "a sigmoid": attention_text(softmax=SIGMOID),
-    "a softmax by EXP, SUM and DIV": attention_text(
-        softmax="""  %m: float32[1,4,6,1] = REDUCE_MAX(%l, int32{3}) {keep_dims: true}
-  %s: float32[1,4,6,8] = SUB(%l, %m)
-  %e: float32[1,4,6,8] = EXP(%s)
-  %n: float32[1,4,6,1] = SUM(%e, int32{3}) {keep_dims: true}
-  %p: float32[1,4,6,8] = DIV(%e, %n)"""
-    ),
     "rows divided behind the value product": attention_text(
         softmax="""  %p: float32[1,4,6,8] = RELU(%l)
   %n: float32[1,4,6,1] = SUM(%p, int32{3}) {keep_dims: true}""",
         values="  %z: float32[1,4,6,5] = BATCH_MATMUL(%p, %v)\n  %o: float32[1,4,6,5] = DIV(%z, %n)",
-    ),
-    "probabilities cut into two segments": attention_text(
-        softmax=SIGMOID,
-        values="""  %p1: float32[1,4,6,4], %p2: float32[1,4,6,4] = SPLIT(int32(3), %p) {num_splits: 2}
-  %v1: float32[1,4,4,5], %v2: float32[1,4,4,5] = SPLIT(int32(2), %v) {num_splits: 2}
-  %o1: float32[1,4,6,5] = BATCH_MATMUL(%p1, %v1)
-  %o2: float32[1,4,6,5] = BATCH_MATMUL(%p2, %v2)
-  %o: float32[1,4,6,5] = ADD(%o1, %o2)""",
     ),
     "a latent that all heads read": LATENT,
 }
@@ -571,7 +545,7 @@ NOT_COUNTED = {
 
 @pytest.mark.parametrize("case", NOT_COUNTED)
 def test_products_that_are_no_attention_are_not_counted(case: str) -> None:
-    assert convert(parse(NOT_COUNTED[case]), verify="none", require_all=True).sites == []
+    assert sites_of(NOT_COUNTED[case]) == []
 
 
 def test_a_product_that_writes_keys_into_a_cache_at_one_position_is_not_counted() -> None:
@@ -579,18 +553,16 @@ def test_a_product_that_writes_keys_into_a_cache_at_one_position_is_not_counted(
   %c: float32[1,4,8,5] = ADD(%k, %n)
   %l: float32[1,4,6,8] = BATCH_MATMUL(%q, %c) {adj_y: true}"""
     text = attention_text(scores=scores, inputs=", %at: float32[1,4,8,1], %new: float32[1,4,1,5]")
-    (site,) = convert(parse(text), verify="none", require_all=True).sites
+    (site,) = sites_of(text, require_all=True)
     assert site.status == "converted"
 
 
 def test_a_product_that_mixes_heads_of_one_token_is_not_taken_for_queries_and_keys() -> None:
     mixing = "  %m: float32[1,4,8] = BATCH_MATMUL(float32[1,4,4]{splat 0.5}, %l)\n  %p:"
-    text = changed("  %p: -> " + mixing, "SOFTMAX(%l) -> SOFTMAX(%m)", text=LATENT)
+    text = changed(LATENT, "  %p: -> " + mixing, "SOFTMAX(%l) -> SOFTMAX(%m)")
     *_, site = convert(parse(text), verify="none").skipped
-    assert (
-        site.reason
-        == "heads may be mixed here, between two products of activations, at BATCH_MATMUL"
-    )
+    assert site.why == "heads"
+    assert "BATCH_MATMUL" in site.reason
 
 
 @pytest.mark.parametrize("text", [IN_A_COMPOSITE, IN_A_COMPOSITE_OF_A_COMPOSITE])
@@ -619,9 +591,7 @@ def test_heads_in_rows_of_computed_fully_connected_weights_are_split_and_the_rou
     weights: str,
 ) -> None:
     """XNNPACK sums a row of a FULLY_CONNECTED in an order that depends on the number of rows."""
-    result = convert(
-        parse(changed(f"SOFTMAX(%l) {{beta: 1.0}} -> {weights}", text=FOLDED_INTO_ROWS))
-    )
+    result = convert(parse(changed(FOLDED_INTO_ROWS, f"SOFTMAX(%l) {{beta: 1.0}} -> {weights}")))
     (site,) = result.sites
     assert (site.status, site.heads, site.kv_heads) == ("converted", 4, 1)
     assert "XNNPACK rounds a FULLY_CONNECTED by its number of rows" in site.note
@@ -634,16 +604,13 @@ def test_a_converted_graph_is_searched_again_for_heads_that_no_site_reports() ->
     model = parse(PLAIN + PLAIN.replace("main", "other"))
     done, left = model.subgraphs
     sites = run(model, "mha_to_sha")
-    assert [site.status for site in sites] == ["converted"]
+    assert statuses(sites) == ["converted"]
     context = Context(model, done, "main", load_target("generic"), Constants(model))
     site = replace(sites[0], signature="main")
     assert list(left_over(context, [site], done.operators)) == []
     context.subgraph = left
     (found,) = left_over(context, [site], left.operators)
-    assert (found.status, found.reason) == (
-        "skipped",
-        "several heads are left after the conversion, at SOFTMAX",
-    )
+    assert (found.status, found.why) == ("skipped", "heads")
     kept = replace(site, anchor=found.anchor, status=Status.SETTLED)
     assert list(left_over(context, [site, kept], left.operators)) == []
     renamed = replace(site, pass_name="own")
@@ -658,43 +625,30 @@ def test_products_far_behind_each_other_are_a_pair_all_the_same() -> None:
     softmax = "\n".join(
         ["  %s0: float32[1,4,6,8] = ABS(%l)", *steps, "  %p: float32[1,4,6,8] = LOGISTIC(%s1100)"]
     )
-    (site,) = convert(parse(attention_text(softmax=softmax)), verify="none").sites
-    assert site.status == "skipped"
-    assert site.reason.startswith(
-        "a product of activations cannot be followed through this operator, at ABS"
-    )
+    (site,) = sites_of(attention_text(softmax=softmax))
+    assert (site.status, site.why) == ("skipped", "operator")
+    assert "at ABS" in site.reason
 
 
 def test_what_follows_a_softmax_of_no_attention_is_converted() -> None:
     text = attention_text(inputs=", %x: float32[2,9]", returned="%r, %c")
-    text = changed("  %l: ->   %c: float32[2,9] = SOFTMAX(%x)\n  %l:", text=text)
+    text = changed(text, "  %l: ->   %c: float32[2,9] = SOFTMAX(%x)\n  %l:")
     result = convert(parse(text), verify="none")
     assert [site.status for site in result.sites] == ["nothing to do", "converted"]
     assert "nothing to do" not in result.summary()
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "reason"),
-    [
-        (
-            "o",
-            (1, 4, 5, 6),
-            "an operator with unknown effects reads the probabilities, at BATCH_MATMUL",
-        ),
-        (
-            "p",
-            (1, 4, 6, 9),
-            "the recorded shapes are inconsistent, at SOFTMAX (axis 3 is 8, recorded as 9 of 'p')",
-        ),
-    ],
+    ("name", "shape", "why"),
+    [("o", (1, 4, 5, 6), "operator"), ("p", (1, 4, 6, 9), "invalid-model")],
 )
 def test_a_wrong_recorded_shape_is_not_believed(
-    name: str, shape: tuple[int, ...], reason: str
+    name: str, shape: tuple[int, ...], why: str
 ) -> None:
     graph = parse(PLAIN).subgraphs[0]
     next(tensor for tensor in graph.tensors if tensor.name == name).shape = shape
     (match,) = find_blocks(graph)
-    assert str(match.reason).startswith(reason)
+    assert match.reason.why == why
 
 
 def test_a_block_behind_a_wrong_recorded_shape_is_skipped_which_no_region_would_show() -> None:
@@ -710,8 +664,7 @@ def test_a_block_behind_a_wrong_recorded_shape_is_skipped_which_no_region_would_
       return %r
     }""")
     (site,) = convert(model, verify="none").sites
-    assert site.status is Status.SKIPPED
-    assert site.reason.startswith("the recorded shapes are inconsistent")
+    assert (site.status, site.why) == ("skipped", "invalid-model")
 
 
 def test_signatures_that_share_a_subgraph_are_converted_together_and_told_so() -> None:
@@ -719,7 +672,7 @@ def test_signatures_that_share_a_subgraph_are_converted_together_and_told_so() -
     text = f"signature first = #0 {names}\nsignature second = #0 {names}\n{PLAIN}"
     result = convert(parse(text), verify="none", signatures="second")
     assert [site.signature for site in result.sites] == ["second"]
-    assert [site.signature for site in convert(parse(text), verify="none").sites] == ["first"]
+    assert [site.signature for site in sites_of(text)] == ["first"]
     found = [
         (each.name, each.blocks_converted, each.blocks, each.shares) for each in result.signatures
     ]

@@ -4,24 +4,20 @@ import errno
 import json
 import math
 import os
-import pickle
 import signal
 import stat
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from importlib import import_module
 from pathlib import Path
-from pkgutil import walk_packages
 
 import pytest
 from cli_runs import Patch
 from schema_models import names
 from terminal_signals import gone, started
 
-import edge_opt
 from edge_opt.base import atomic
-from edge_opt.base.errors import EdgeOptError, OutputError, UsageError
+from edge_opt.base.errors import OutputError, UsageError
 from edge_opt.base.mistaken import recognized
 from edge_opt.base.record import Record, RecordError, from_dict, to_json
 from edge_opt.base.words import shortened, signal_name
@@ -228,22 +224,6 @@ def test_a_long_name_keeps_its_layer(name: str, shown: str) -> None:
 def test_signals_without_a_name_are_numbers() -> None:
     assert signal_name(signal.SIGKILL) == "SIGKILL"
     assert signal_name(signal.SIGRTMIN + 1) == f"signal {signal.SIGRTMIN + 1}"
-
-
-def kinds(base: type[EdgeOptError]) -> set[type[EdgeOptError]]:
-    """An error and every type below it."""
-    return {base}.union(*(kinds(child) for child in base.__subclasses__()))
-
-
-def test_every_error_comes_out_of_another_process_as_it_was() -> None:
-    for module in walk_packages(edge_opt.__path__, "edge_opt."):
-        if module.name.split(".")[1] not in ("__main__", "testdata"):
-            import_module(module.name)
-    found = kinds(EdgeOptError)
-    assert len(found) > 10
-    for kind in found:
-        error = pickle.loads(pickle.dumps(kind("a sentence")))
-        assert (type(error), str(error)) == (kind, "a sentence")
 
 
 _COMPILING = """

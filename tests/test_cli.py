@@ -2,25 +2,24 @@
 
 import ast
 import os
-import pty
 import re
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from inspect import Parameter, signature
 from pathlib import Path
 
 import pytest
-from attention_checks import attention_text
 from cli_runs import (
     DEMO,
+    EDGE_OPT,
     NO_ATTENTION,
     SENTENCE,
     Captured,
     Patch,
     commands,
+    in_terminal,
     run,
     run_apart,
     written,
@@ -35,8 +34,6 @@ from edge_opt.cli import models, phones
 from edge_opt.cli.app import in_options
 from edge_opt.comparison.compare import compare
 from edge_opt.conversion import convert
-from edge_opt.ir import save
-from edge_opt.ir.parse import parse
 from edge_opt.npu import tune
 from edge_opt.passes import PASSES
 from edge_opt.targets import load_target, target_names
@@ -243,36 +240,15 @@ def test_json_is_one_object_also_for_errors(tmp_path: Path, capsys: Captured) ->
     assert ran.out == "", "behind two dashes it is the name of a file"
 
 
-def in_terminal(*arguments: object, out: bool = False, **wishes: str) -> tuple[int, bytes, bytes]:
-    """The exit code of a command, what it wrote to a terminal (standard error, or `out`), and to a pipe."""
-    ours, theirs = pty.openpty()
-    plain = {
-        name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")
-    }
-    command = [sys.executable, "-m", "edge_opt", *map(str, arguments)]
-    streams = {
-        "stdout": theirs if out else subprocess.PIPE,
-        "stderr": subprocess.PIPE if out else theirs,
-    }
-    done = subprocess.run(command, env={**plain, "TERM": "xterm", **wishes}, check=False, **streams)  # type: ignore[call-overload]
-    os.close(theirs)
-    drawn = b""
-    with suppress(OSError):  # nothing was written
-        drawn = os.read(ours, 65536)
-    os.close(ours)
-    return done.returncode, drawn, (done.stderr if out else done.stdout)
-
-
 @pytest.mark.parametrize(("options", "shown"), [([], True), (["-q"], False)])
 def test_progress_goes_to_a_terminal_on_stderr(
     options: list[str], shown: bool, tmp_path: Path
 ) -> None:
-    code, drawn, said = in_terminal(
-        "convert", DEMO, tmp_path / "o.tflite", "--verify", "none", *options
-    )
-    assert code == 0
-    assert b"\x1b" not in said
-    assert ((b"rewriting" in drawn), (said != b"")) == (shown, shown)
+    words = ("convert", DEMO, tmp_path / "o.tflite", "--verify", "none", *options)
+    done, drawn = in_terminal([*EDGE_OPT, *words], "stderr")
+    assert done.returncode == 0
+    assert b"\x1b" not in done.stdout
+    assert ((b"rewriting" in drawn), (done.stdout != b"")) == (shown, shown)
 
 
 @pytest.mark.parametrize(
@@ -281,8 +257,8 @@ def test_progress_goes_to_a_terminal_on_stderr(
 def test_a_verdict_has_a_colour_on_a_terminal_that_wants_it(
     env: dict[str, str], hued: bool
 ) -> None:
-    code, said, complained = in_terminal("inspect", DEMO, "--shapes", out=True, **env)
-    assert (code, complained) == (0, b"")
+    done, said = in_terminal([*EDGE_OPT, "inspect", DEMO, "--shapes"], "stdout", **env)
+    assert (done.returncode, done.stderr) == (0, b"")
     assert b"all match the file" in said
     assert (b"\x1b[32m" in said) is hued
 
@@ -300,23 +276,6 @@ def test_a_pipe_gets_neither_progress_nor_colour_and_quiet_only_errors(
     outputs = [(tmp_path / name).read_bytes() for name in ("out.tflite", "quiet.tflite")]
     assert outputs[0] == outputs[1], "an output is an argument or an option"
     run(capsys, *given).failed_in_one_sentence(2)
-
-
-@pytest.mark.parametrize("command", ["inspect", "convert", "compare"])
-def test_names_of_a_model_steer_no_terminal(command: str, tmp_path: Path, capsys: Captured) -> None:
-    model = parse(f"signature main = #0 (q=%q, k=%k, v=%v) -> (r=%r)\n{attention_text()}")
-    model.signatures[0].key = "main\nForged\x1b[31m\x9b"
-    for tensor in model.subgraphs[0].tensors:
-        tensor.name += "\nForged\x07"
-    path = tmp_path / "\x1b[31m.tflite"
-    save(model, path)
-    others = {"compare": [str(path)], "convert": ["--dry-run", "--verify", "none"]}.get(command, [])
-    ran = run(capsys, command, path, *others)
-    lines = (ran.out + ran.err).splitlines()
-    assert "main\\nForged\\x1b[31m\\x9b" in ran.out
-    assert not [
-        line for line in lines if line.startswith("Forged") or {"\x1b", "\x9b", "\x07"} & set(line)
-    ]
 
 
 def test_a_name_that_the_terminal_cannot_encode_is_escaped(tmp_path: Path) -> None:
@@ -386,8 +345,9 @@ def test_a_bug_is_one_sentence(wants: bool, monkeypatch: Patch, capsys: Captured
 
 
 def test_a_reader_that_goes_away_ends_the_command_in_silence() -> None:
-    command = [sys.executable, "-m", "edge_opt", "passes"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [*EDGE_OPT, "passes"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait() == 141
@@ -396,7 +356,7 @@ def test_a_reader_that_goes_away_ends_the_command_in_silence() -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 @pytest.mark.parametrize("arguments", [["passes"], ["--help"], ["inspect", DEMO, "--json"]])
 def test_standard_output_that_cannot_be_written_is_exit_5(arguments: list[object]) -> None:
-    command = [sys.executable, "-m", "edge_opt", *map(str, arguments)]
+    command = [*EDGE_OPT, *map(str, arguments)]
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 5

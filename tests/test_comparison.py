@@ -23,7 +23,6 @@ from edge_opt.comparison.sessions import orders
 from edge_opt.ir import Constants, DType, Model, to_bytes
 from edge_opt.ir.parse import parse
 from edge_opt.ir.text import literal
-from edge_opt.runtime.description import describe
 from edge_opt.runtime.protocol import RuntimeCrashed
 from edge_opt.runtime.runner import Worker
 from edge_opt.runtime.tensors import SignatureInfo
@@ -165,53 +164,6 @@ def test_rows_far_down_a_table_are_read_and_none_beyond_the_shorter_one(tmp_path
     assert compare(lookup(TABLE[:200]), lookup(TABLE)).bitwise
     golden = record(lookup(TABLE), tmp_path / "g.npz")
     assert (check(lookup(TABLE), golden).equal, check(cut, golden).equal) == (True, False)
-
-
-_PLAIN = "%y: float32[4,2] = EMBEDDING_LOOKUP(%i, %t)"
-_SMALLER = "%y: float32[4,2] = EMBEDDING_LOOKUP(%i, float32[20,2]{splat 1.0})"
-_WRAPPED = """%n: bool[4] = LESS(%i, int32(0))
-  %w: int32[4] = ADD(%i, int32(60))
-  %s: int32[4] = SELECT_V2(%n, %w, %i)
-  %y: float32[4,2] = EMBEDDING_LOOKUP(%s, %t)"""
-_CALLED = (
-    "%y: float32[4,2] = STABLEHLO_COMPOSITE(%i, %t) {name: 'e', decomposition_subgraph_index: 1}"
-)
-_BRANCH = """%c: bool[] = LESS(int32(0), int32(1))
-  %y: float32[4,2] = IF(%c, %i, %t) {then_subgraph_index: 1, else_subgraph_index: 1}"""
-_CONDITION = (
-    "%y: float32[4,2] = IF(%i, int32{0, 1}) {then_subgraph_index: 2, else_subgraph_index: 2}"
-)
-# What the graph does with the index %i and the table %t, and how many entries the index may name.
-LOOKUPS = {
-    "gather": ("[3,50,2]", "%y: float32[3,4,2] = GATHER(%t, %i) {axis: 1}", 50),
-    "gather, axis from the end": ("[3,50,7]", "%y: float32[3,50,4] = GATHER(%t, %i) {axis: -1}", 7),
-    "embedding": ("[60,2]", _PLAIN, 60),
-    "the smaller of two": ("[60,2]", f"{_PLAIN.replace('y', 'a', 1)}\n  {_SMALLER}", 20),
-    "negative ones wrapped": ("[60,2]", _WRAPPED, 60),
-    "in the body of a composite": ("[60,2]", _CALLED, 60),
-    "in a branch, behind the condition": ("[60,2]", _BRANCH, 60),
-    "as a condition": ("[1]", _CONDITION, 0),
-    "what is looked up in": ("[1]", "%y: int32[2] = GATHER(%i, int32{1, 2}) {axis: 0}", 0),
-    "a sum": ("[1]", "%y: int32[4] = ADD(%i, int32(1))", 0),
-    "a size known only at run time": ("[?,2]", _PLAIN, 0),
-}
-_BODY = """subgraph body (%index: int32[4], %table: float32[60,2]) {
-  %y: float32[4,2] = EMBEDDING_LOOKUP(%index, %table)
-  return %y
-}
-subgraph other (%ids: int32[4]) {
-  %y: float32[4,2] = EMBEDDING_LOOKUP(%ids, float32[60,2]{splat 1.0})
-  return %y
-}
-"""
-
-
-@pytest.mark.parametrize("case", LOOKUPS)
-def test_how_many_entries_the_table_has_that_an_input_indexes(case: str) -> None:
-    table, operators, wanted = LOOKUPS[case]
-    given = f"%i: int32[4], %t: float32{table}"
-    model = parse(f"subgraph main ({given}) {{\n  {operators}\n  return %y\n}}\n{_BODY}")
-    assert [info.entries for info in describe(model)["main"].inputs] == [wanted, 0]
 
 
 REMEMBERING = """

@@ -1,21 +1,16 @@
 """Names in a file are shown as text: whatever they hold, no command fails by them or lets them steer a terminal."""
 
 import json
-import os
-import pty
 import re
-import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from itertools import cycle
 from pathlib import Path
-from typing import Any
 
 import pytest
 from attention_checks import attention_text
 from bundles import bundle, model_part
-from cli_runs import Captured, run
+from cli_runs import Captured, in_terminal, run
 
 from edge_opt.base.words import one_line
 from edge_opt.ir import Model, load, to_bytes, to_tables
@@ -38,7 +33,7 @@ _RUN = """
 import json, sys
 from edge_opt.cli import main
 codes = [main(arguments) for arguments in json.loads(sys.argv[1])]
-open(int(sys.argv[2]), "w").write(json.dumps(codes))
+open(sys.argv[2], "w").write(json.dumps(codes))
 """
 _TEXT = f"signature main = #0 (q=%q, k=%k, v=%v) -> (r=%r)\n{attention_text()}"
 
@@ -99,46 +94,20 @@ def prepared(folder: Path, names: list[str]) -> list[list[str]]:
     ]  # fmt: skip
 
 
-def in_terminal(commands: list[list[str]]) -> tuple[list[int], bytes]:
-    """The exit codes of commands run in one process on a terminal, and all that it gets."""
-    ours, theirs = pty.openpty()
-    drawn: list[bytes] = []
-
-    def read() -> None:
-        try:
-            while some := os.read(ours, 1 << 16):
-                drawn.append(some)
-        except OSError:
-            return  # the other end is closed
-
-    reader = threading.Thread(target=read, daemon=True)
-    reader.start()
-    codes, writing = os.pipe()
-    plain = {
-        name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")
-    }
-    streams: dict[str, Any] = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
-    done = subprocess.run(
-        [sys.executable, "-c", _RUN, json.dumps(commands), str(writing)],
-        pass_fds=[writing],
-        env={**plain, "TERM": "xterm"},
-        check=False,
-        **streams,
-    )
-    os.close(theirs)
-    os.close(writing)
-    reader.join()
-    os.close(ours)
+def ran(folder: Path, names: list[str]) -> tuple[list[int], bytes]:
+    """The exit codes of the commands, run in one process on a terminal, and all that it gets."""
+    commands, told = json.dumps(prepared(folder, names)), folder.with_suffix(".json")
+    command = [sys.executable, "-c", _RUN, commands, told]
+    done, drawn = in_terminal(command, "stdin", "stdout", "stderr")
     assert done.returncode == 0
-    with os.fdopen(codes, "rb") as pipe:
-        return json.loads(pipe.read()), b"".join(drawn)
+    return json.loads(told.read_text()), drawn
 
 
 def test_hostile_names_change_neither_an_exit_code_nor_what_steers_the_terminal(
     tmp_path: Path,
 ) -> None:
-    codes, plain = in_terminal(prepared(tmp_path / "plain", ["x"] * len(NAMES)))
-    found, shown = in_terminal(prepared(tmp_path / "hostile", NAMES))
+    codes, plain = ran(tmp_path / "plain", ["x"] * len(NAMES))
+    found, shown = ran(tmp_path / "hostile", NAMES)
     assert found == codes
     assert 70 not in codes
     # On a busy machine a bar may be drawn before it is complete, in another colour.

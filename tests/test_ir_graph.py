@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from edge_opt import ir
 from edge_opt.ir import (
     DType,
-    Model,
     Operator,
     OperatorCode,
     Subgraph,
@@ -275,8 +274,8 @@ def test_walks_go_on_from_the_nearest() -> None:
     assert list(stopped) == made[:2:-1]
 
 
-def sparse_projection() -> Model:
-    """A projection with weights [3,8] as TFLite stores sparse ones: row by row."""
+def test_a_region_that_reads_sparse_weights_computes_what_the_model_does() -> None:
+    """A projection with weights [3,8], stored row by row."""
     weights = ", ".join(map(str, range(24)))
     model = parse(f"""
     subgraph main (%x: float32[1,4,8], %b: float32[3]) {{
@@ -293,11 +292,7 @@ def sparse_projection() -> Model:
     sparsity = new_table("SparsityParameters", traversal_order=[0, 1], dim_metadata=[dense, sparse])
     tensor.table = new_table("Tensor", sparsity=sparsity)
     tensor.buffer = ir.Buffer(Data(np.array(KEPT, np.float32).tobytes()))
-    return load(to_bytes(model))
-
-
-def test_a_region_that_reads_them_computes_what_the_model_does() -> None:
-    model = sparse_projection()
+    model = load(to_bytes(model))
     assert "float32[3,8]{...}" in to_text(model)
     operator = model.subgraphs[0].operators[1]
     inputs = {"x": operator.input(0), "b": operator.input(2)}

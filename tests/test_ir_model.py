@@ -277,8 +277,11 @@ def test_new_tensors_get_names_of_their_own_and_old_ones_keep_theirs() -> None:
     assert (first.name, second.name, other.name) == ("x_2", "x_3", "new")
 
 
-def old_style() -> bytes:
-    """A model with every deprecated field of the schema, as older converters wrote it, and metadata without bytes."""
+def test_what_no_runtime_reads_is_kept_or_left_out_and_said(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    """Every deprecated field of the schema, as older converters wrote it, and metadata without bytes."""
+    path = tmp_path / "old.tflite"
     made = parse(
         "signature old = #0 (x=%x) -> (y=%y) subgraph main (%x: float32[1,2,2,1]) { "
         "%y: float32[1,4,4,1] = RESIZE_BILINEAR(%x, int32{4, 4}) return %y }"
@@ -290,14 +293,7 @@ def old_style() -> bytes:
     operator.set("builtin_options", new_table("ResizeBilinearOptions", new_height=4, new_width=4))
     root.set("metadata", [new_table("Metadata", name="lost", buffer=99)])
     root.set("metadata_buffer", [0, 99, -1])
-    return model_bytes(root)
-
-
-def test_what_no_runtime_reads_is_kept_or_left_out_and_said(
-    tmp_path: Path, capsys: Captured
-) -> None:
-    path = tmp_path / "old.tflite"
-    path.write_bytes(old_style())
+    path.write_bytes(model_bytes(root))
     Interpreter(model_path=str(path)).allocate_tensors()
     model = load(path)
     notes = [

@@ -131,9 +131,8 @@ def test_a_value_that_is_folded_wrongly_is_not_written(monkeypatch: pytest.Monke
 
 def test_attention_of_open_lengths_stays_and_the_reason_says_what_to_give() -> None:
     (site,) = convert(to_bytes(parse(BATCHED)), dry_run=True).sites
-    assert site.status is Status.SKIPPED
-    given = "--shape q=?,4,?,5 --shape k=?,4,?,5 --shape v=?,4,?,5"
-    assert site.reason == f"lengths are known only at run time: give {given}"
+    assert (site.status, site.why) == ("skipped", "open-lengths")
+    assert "give --shape q=?,4,?,5 --shape k=?,4,?,5 --shape v=?,4,?,5" in site.reason
 
 
 def test_lengths_that_follow_from_data_stay_open() -> None:
@@ -154,7 +153,8 @@ def test_lengths_that_follow_from_data_stay_open() -> None:
     result = convert(model, shapes={"x": (9,)})
     assert [tensor.shape_signature for tensor in model.subgraphs[0].inputs] == [None, None]
     (site,) = result.sites
-    assert site.reason == "lengths are known only at run time: they follow from data"
+    assert site.why == "open-lengths"
+    assert "they follow from data" in site.reason
 
 
 TWICE = """
@@ -217,22 +217,16 @@ def test_a_subgraph_whose_callers_disagree_stays_open() -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"y": (2, 4)}, r"input 'y' does not exist, there are: [a-z, ]+$"),
-    ({"mask": (2,)}, r"input 'first/mask' takes the shape \?,4 \(\? from 1 to 2147483647\), got 2"),
-    ({"mask": 3}, "input 'first/mask' takes the shape .*, got 3"),
-    ({"second/x": (2, 5)}, r"input 'second/x' takes the shape \?,4 .*, got 2,5"),
-    ({"x": (3, 4)}, "input 'third/x' takes the shape 2,4, got 3,4"),
-    ({"second/x": (0, 4)}, "input 'second/x' takes .*, got 0,4"),
+    ({"y": (2, 4)}, "input 'y' does not exist"),
+    ({"mask": (2,)}, r"'first/mask' takes the shape \?,4 \(\? from 1 to 2147483647\), got 2"),
+    ({"mask": 3}, "'first/mask' .* got 3"),
+    ({"second/x": (2, 5)}, "'second/x' .* got 2,5"),
+    ({"x": (3, 4)}, "'third/x' .* got 3,4"),
+    ({"second/x": (0, 4)}, "'second/x' .* got 0,4"),
     ({"second/x": (1 << 31, 4)}, "got 2147483648,4"),
     ({"second/x": ("3", 4)}, "got 3,4"),
-    (
-        {"first/x": (2, 4)},
-        r"signature 'first' has other inputs of open lengths: add --shape mask=\?,4",
-    ),
-    (
-        {"first/x": (2, 4), "mask": (3, 4)},
-        r"do not fit together: subgraph 'first', operator 0 \(ADD\): ",
-    ),
+    ({"first/x": (2, 4)}, r"'first' .* add --shape mask=\?,4"),
+    ({"first/x": (2, 4), "mask": (3, 4)}, r"subgraph 'first', operator 0 \(ADD\)"),
 ]
 
 
@@ -305,8 +299,7 @@ def test_sizes_on_record_behind_an_open_length_are_not_believed(half: str) -> No
     model = parse(STATIC_INSIDE.replace("MUL(%q, float32(0.5))", half))
     before = to_bytes(model)
     (site,) = convert(model, verify="none").sites
-    assert site.status is Status.SKIPPED
-    assert "has a static size, but an operand has an open one" in site.reason
+    assert (site.status, site.why) == ("skipped", "invalid-model")
     assert to_bytes(model) == before
     if "MUL" in half:
         (site,) = convert(model, shapes={"q": (1, 4, 3, 5)}).sites

@@ -18,7 +18,7 @@ from edge_opt.ir.graph import Buffer
 from edge_opt.ir.parse import parse
 from edge_opt.ir.refusal import MEANINGS, Reason, RefusedError, Why
 from edge_opt.ir.text import graphs_text as to_text
-from edge_opt.passes import Context, Pass, Rewrite, Site, Status, Within, run_pass
+from edge_opt.passes import Context, Pass, Rewrite, Site, Within, run_pass
 from edge_opt.passes.merging import merge_equal
 from edge_opt.schema.data import Data
 from edge_opt.schema.table import TABLES, UNIONS, FieldSpec, Table, new_table
@@ -51,7 +51,7 @@ def test_a_failed_proof_rolls_back_that_site_alone() -> None:
     verifier = Says(False, True)
     model, reports = convert_text(CHAIN, Double(), verifier=verifier)
     assert statuses(reports) == ["reverted", "skipped", "converted"]
-    assert reports[0].reason == "it differs"
+    assert reports[0].why == "different"
     assert [demand for _, demand in verifier.asked] == [Within(0.5)] * 2
     assert to_text(model) == CHAIN.replace(
         "  %c: float32[4] = ABS(%b)\n  %y: float32[4] = NEG(%c)\n",
@@ -74,16 +74,16 @@ def crash(*_: object) -> Rewrite:
 
 
 @pytest.mark.parametrize(
-    ("make", "target", "status", "reason"),
+    ("make", "target", "status", "why"),
     [
-        (refuse, {}, "skipped", "no (expected yes, found no)"),
-        (crash, {}, "reverted", "a bug in edge-opt, please report it"),
-        (of_another_shape, {}, "reverted", "SQUARE 'b/square': inferred shape [4], recorded [5]"),
-        (None, {"refused_operators": ("SQUARE",)}, "reverted", "target 't' refuses SQUARE"),
+        (refuse, {}, "skipped", "pattern"),
+        (crash, {}, "reverted", "bug"),
+        (of_another_shape, {}, "reverted", "invalid-model"),
+        (None, {"refused_operators": ("SQUARE",)}, "reverted", "target"),
     ],
 )
 def test_what_cannot_be_rewritten_stays(
-    make: Any, target: dict[str, Any], status: str, reason: str
+    make: Any, target: dict[str, Any], status: str, why: str
 ) -> None:
     """Not even an operator code or a constant stays behind."""
     verifier = Says(True)
@@ -91,8 +91,7 @@ def test_what_cannot_be_rewritten_stays(
         CHAIN, Double(make), target=Target("t", "", **target), verifier=verifier
     )
     assert statuses(reports) == [status, "skipped", status]
-    assert reports[0].reason.startswith(reason)
-    assert reports[0].is_bug is (make is crash)
+    assert (reports[0].why, reports[0].is_bug) == (why, make is crash)
     assert verifier.asked == []
     assert to_bytes(model) == to_bytes(parse(CHAIN))
 
@@ -109,21 +108,22 @@ class InTurn(Double):
 
 def test_the_next_form_is_tried_where_one_fails_and_the_report_says_so() -> None:
     _, (site,) = convert_text(CHAIN, InTurn(), verifier=Says(True))
-    assert (site.status, site.reason) == (Status.CONVERTED, "")
+    assert (site.status, site.why) == ("converted", "")
     assert site.note == "in form 'right', because the target's form failed"
     assert [reason.split(" ")[0] for reason in site.to_dict()["failed"]] == ["no", "SQUARE"]
 
 
 def test_where_all_forms_fail_the_first_reason_counts() -> None:
     model, (site,) = convert_text(CHAIN, InTurn(), verifier=Says(False))
-    assert (site.status, site.reason) == (Status.SKIPPED, "no (expected yes, found no)")
+    assert (site.status, site.why) == ("skipped", "pattern")
+    assert site.reason == "no (expected yes, found no)"
     assert site.proof is None
     assert to_bytes(model) == to_bytes(parse(CHAIN))
 
 
 def test_a_bug_in_one_form_is_told_and_no_other_tried() -> None:
     _, (site,) = convert_text(CHAIN, InTurn(crash), verifier=Says(True))
-    assert (site.status, site.is_bug) == (Status.REVERTED, True)
+    assert (site.status, site.why) == ("reverted", "bug")
 
 
 @pytest.mark.parametrize(("scale", "status"), [(0.25, "converted"), (0.26, "reverted")])
@@ -143,8 +143,8 @@ def test_a_new_scale_is_reverted_though_the_proof_holds(scale: float, status: st
 
     _, reports = convert_text(text, Double(make), verifier=Says(True))
     assert statuses(reports) == [status, "skipped", status]
-    refused = "NEG 'm' has parameters that no tensor of the old region has"
-    assert {report.reason for report in reports[::2]} == {"" if status == "converted" else refused}
+    wanted = "" if status == "converted" else "quantization"
+    assert {report.why for report in reports[::2]} == {wanted}
 
 
 def test_a_place_of_open_lengths_is_never_settled() -> None:
@@ -153,15 +153,15 @@ def test_a_place_of_open_lengths_is_never_settled() -> None:
             return [
                 Site(
                     context.subgraph.operators[0],
-                    reason=Reason(Why.NO_GAIN, "why"),
+                    reason=Reason(Why.NO_GAIN, ""),
                     is_settled=True,
                 )
             ]
 
     _, (closed,) = convert_text(CHAIN, Settled())
     _, (opened,) = convert_text(CHAIN.replace("[4]", "[?]"), Settled())
-    assert (closed.reason, closed.status, opened.status) == ("why", "nothing to do", "skipped")
-    assert opened.reason == "lengths are known only at run time: give --shape x=? --shape o=?"
+    assert (closed.why, closed.status) == ("no-gain", "nothing to do")
+    assert (opened.why, opened.status) == ("open-lengths", "skipped")
 
 
 def test_reports_say_everything_as_plain_data() -> None:
@@ -211,32 +211,35 @@ def rewritten(
     return replacing(model, replaced, *ops)
 
 
-TAKEN = "another operator defines it too, or it is a constant"
-FRAMES: dict[str, str | None] = {
-    "a b: b=NEG(x)": None,
-    "a b: b=MUL(x,two)": None,
-    "a b: keep a b=NEG(a)": None,
-    "a b: b=MUL(x,blocks)": "'two' is quantized by blocks: its scales are named by a place in its own subgraph",
-    "a b: b=NEG(o)": "the new region reads 'o', which the old one did not",
-    "a b: b=NEG(c)": "the new region reads 'c', which the old one did not",
-    "a b: b=NEG(a)": "the new region reads 'a', which the old one did not",
-    "a b: other_b=NEG(x)": "the new region leaves 'b' undefined",
-    "c y:": "the new region leaves 'y' undefined",
-    "a b: b=NEG(x) b=ABS(x)": f"the new region must not define 'b': {TAKEN}",
-    "a b: b=NEG(x) other=ABS(x)": f"the new region must not define 'other': {TAKEN}",
-    "a b: b=NEG(x) o=ABS(x)": f"the new region must not define 'o': {TAKEN}",
-    "a b: two=ABS(x) b=MUL(x,two)": f"the new region must not define 'two': {TAKEN}",
-    "a b: b=ABS(loop) loop=NEG(b)": "it is part of a cycle, at ABS",
-    "b c y: y=ABS(a) keep other": "the operator EXP that defines 'other' is already in the graph",
-    "n b: b=NEG(x)": "the operator ABS that defines 'n' is no longer in the graph",
+FRAMES = {
+    "a b: b=NEG(x)": "",
+    "a b: b=MUL(x,two)": "",
+    "a b: keep a b=NEG(a)": "",
+    "a b: b=MUL(x,blocks)": "quantization 'two'",
+    "a b: b=NEG(o)": "frame 'o'",
+    "a b: b=NEG(c)": "frame 'c'",
+    "a b: b=NEG(a)": "frame 'a'",
+    "a b: other_b=NEG(x)": "frame 'b'",
+    "c y:": "frame 'y'",
+    "a b: b=NEG(x) b=ABS(x)": "frame 'b'",
+    "a b: b=NEG(x) other=ABS(x)": "frame 'other'",
+    "a b: b=NEG(x) o=ABS(x)": "frame 'o'",
+    "a b: two=ABS(x) b=MUL(x,two)": "frame 'two'",
+    "a b: b=ABS(loop) loop=NEG(b)": "invalid-model ABS",
+    "b c y: y=ABS(a) keep other": "frame 'other'",
+    "n b: b=NEG(x)": "frame 'n'",
 }
+"""Rewrites, and the kind of a refusal with the tensor or operator that it names."""
 
 
-@pytest.mark.parametrize(("text", "reason"), FRAMES.items())
-def test_the_frame_of_a_rewrite(text: str, reason: str | None) -> None:
+@pytest.mark.parametrize(("text", "refused"), FRAMES.items())
+def test_the_frame_of_a_rewrite(text: str, refused: str) -> None:
     model, tensors, operators = graph_of(CHAIN)
     before = to_text(model)
-    assert refusal(check_frame, rewritten(model, tensors, operators, text)) == reason
+    reason = refusal(check_frame, rewritten(model, tensors, operators, text))
+    why, _, named = refused.partition(" ")
+    assert (reason.why if reason else "") == why
+    assert named in str(reason)
     assert to_text(model) == before
 
 
@@ -244,10 +247,7 @@ def test_the_frame_of_a_rewrite(text: str, reason: str | None) -> None:
 def test_a_region_whose_new_results_nobody_reads_cannot_be_verified(read: str) -> None:
     model, t, o = graph_of(CHAIN.replace("return %y, %other", f"return {read}"))
     unread = replacing(model, [o["c"], o["y"]], o["c"], op(model, "ABS", [t["b"]], t["y"]))
-    assert (
-        refusal(check_frame, unread)
-        == "nothing reads the region's results, so they cannot be verified"
-    )
+    assert refusal(check_frame, unread).why == "frame"
 
 
 def test_removing_the_dead_reaches_what_only_they_needed() -> None:
@@ -433,30 +433,27 @@ def test_dead_operators_that_change_state_stay() -> None:
     assert call not in graph.operators, "now its body only computes"
 
 
-OTHER = "is new, or has other inputs, outputs or options"
 HARMS: dict[str, tuple[Callable[[Context, Operator], object], str]] = {
-    "quantization": (lambda c, f: setattr(f.input(0), "quantization", Quantization.affine(1.0)), f"'a' {OTHER}"),
-    "shape": (lambda c, f: setattr(c.subgraph.tensors[1], "shape", (2, 2)), f"EXP that defines 'other' {OTHER}"),
-    "type": (lambda c, f: setattr(c.subgraph.tensors[1], "dtype", DType.INT32), f"'other' {OTHER}"),
-    "outputs": (lambda c, f: c.subgraph.outputs.reverse(), "inputs, outputs, signatures or metadata differ"),
-    "inputs": (lambda c, f: c.subgraph.inputs.pop(), "inputs, outputs, signatures or metadata differ"),
-    "signature": (
-        lambda c, f: c.model.signatures[0].outputs.popitem(), "inputs, outputs, signatures or metadata differ"
-    ),
-    "operand": (lambda c, f: c.subgraph.set_input(f, 0, c.subgraph.inputs[1]), f"ABS that defines 'a' {OTHER}"),
-    "added": (lambda c, f: c.subgraph.append(op(c.model, "ABS", [f.input(0)], fresh("n"))), f"'n' {OTHER}"),
-    "an effect": (lambda c, f: c.subgraph.remove(c.subgraph.operators[-1]), "it has side effects"),
-    "options": (lambda c, f: c.subgraph.operators[2].options.set("beta", 2.0), f"'other' {OTHER}"),  # type: ignore[union-attr]
+    "quantization": (lambda c, f: setattr(f.input(0), "quantization", Quantization.affine(1.0)), "'a'"),
+    "shape": (lambda c, f: setattr(c.subgraph.tensors[1], "shape", (2, 2)), "'other'"),
+    "type": (lambda c, f: setattr(c.subgraph.tensors[1], "dtype", DType.INT32), "'other'"),
+    "outputs": (lambda c, f: c.subgraph.outputs.reverse(), "outputs"),
+    "inputs": (lambda c, f: c.subgraph.inputs.pop(), "inputs"),
+    "signature": (lambda c, f: c.model.signatures[0].outputs.popitem(), "signatures"),
+    "operand": (lambda c, f: c.subgraph.set_input(f, 0, c.subgraph.inputs[1]), "'a'"),
+    "added": (lambda c, f: c.subgraph.append(op(c.model, "ABS", [f.input(0)], fresh("n"))), "'n'"),
+    "an effect": (lambda c, f: c.subgraph.remove(c.subgraph.operators[-1]), "side effects"),
+    "options": (lambda c, f: c.subgraph.operators[2].options.set("beta", 2.0), "'other'"),  # type: ignore[union-attr]
     "the numbers of a scale": (
-        lambda c, f: setattr(c.subgraph.tensors[1].quantization, "scale", np.array([0.25], "f4")), f"'other' {OTHER}"
+        lambda c, f: setattr(c.subgraph.tensors[1].quantization, "scale", np.array([0.25], "f4")), "'other'"
     ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("harm", "found"), HARMS.values(), ids=HARMS)
+@pytest.mark.parametrize(("harm", "named"), HARMS.values(), ids=HARMS)
 @pytest.mark.parametrize("holds", [True, False])
 def test_a_pass_that_changes_more_is_stopped(
-    harm: Callable[[Context, Operator], object], found: str, holds: bool
+    harm: Callable[[Context, Operator], object], named: str, holds: bool
 ) -> None:
     """The proof cannot see it: it runs both regions as they then are."""
 
@@ -467,15 +464,11 @@ def test_a_pass_that_changes_more_is_stopped(
         harm(context, first)
         return rewrite
 
-    text = CHAIN
-    if "side effects" in found:
-        text = CHAIN.replace("  return", "  %e: float32[4] = CUSTOM 'print' (%o)\n  return")
-    if found.startswith("'other'"):
-        text = CHAIN.replace("%o: float32[4]", "%o: float32[4] q(0.5, 0)").replace(
-            "EXP(%o)", "SOFTMAX(%o) {beta: 1.0}"
-        )
+    text = CHAIN.replace("%o: float32[4]", "%o: float32[4] q(0.5, 0)")
+    text = text.replace("EXP(%o)", "SOFTMAX(%o) {beta: 1.0}")
+    text = text.replace("  return", "  %e: float32[4] = CUSTOM 'print' (%o)\n  return")
     model = parse("signature run = #0 (x=%x, o=%o) -> (y=%y, other=%other)\n" + text)
-    with pytest.raises(UnverifiedChangeError, match=found):
+    with pytest.raises(UnverifiedChangeError, match=named):
         run(model, Double(make), verifier=Says(holds))
 
 
@@ -496,14 +489,14 @@ def test_options_that_are_changed_after_the_proof_are_noticed() -> None:
     assert statuses(run_pass(Double(make), context)) == ["converted", "converted"]
     softmax = next(operator for operator in graph if operator.name == "SOFTMAX")
     other = np.array([2], np.uint8)
-    for table, name, value in (
-        (softmax.options, "beta", 2.0),
-        (custom.table, "custom_options", other),
+    for table, name, value, named in (
+        (softmax.options, "beta", 2.0, "'b'"),
+        (custom.table, "custom_options", other, "'other'"),
     ):
         audit.check()
         before = table.get(name)
         table.set(name, value)
-        with pytest.raises(UnverifiedChangeError, match=OTHER):
+        with pytest.raises(UnverifiedChangeError, match=named):
             audit.check()
         table.set(name, before)
 
@@ -555,7 +548,7 @@ def test_a_changed_body_is_noticed_though_a_later_pass_opens_it(
     harm: Callable[[Context], object], later: tuple[str, ...]
 ) -> None:
     """The verification compares with the body as it then is, and no operator of it is left in the end."""
-    with pytest.raises(UnverifiedChangeError, match="is new, or has other"):
+    with pytest.raises(UnverifiedChangeError):
         convert(parse(CALLS), passes=[Spoils(harm), *later], target=INLINING, verify="none")
 
 
@@ -588,7 +581,7 @@ def test_an_operator_that_changed_before_its_twin_took_its_place_is_noticed() ->
         )
         return replacing(context.model, [first, last], new)
 
-    with pytest.raises(UnverifiedChangeError, match=f"'d' {OTHER}"):
+    with pytest.raises(UnverifiedChangeError, match="'d'"):
         run(parse(TRIPLE), Double(make), verifier=Says(True))
 
 
@@ -643,5 +636,5 @@ def test_a_call_on_state_is_missed_although_one_of_the_same_body_is_pure() -> No
     graph.append(changing)
     audit = Audit(model)
     graph.remove(changing)
-    with pytest.raises(UnverifiedChangeError, match="although it has side effects"):
+    with pytest.raises(UnverifiedChangeError, match="side effects"):
         audit.check()

@@ -7,21 +7,18 @@ import pkgutil
 import types
 import typing
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from enum import Enum
 from inspect import isabstract
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import pytest
-from attention_checks import attention_text
 from toy_passes import CHAIN
 
 import edge_opt
 from edge_opt.base.errors import EdgeOptError
 from edge_opt.base.record import Record, to_json
-from edge_opt.conversion import SitesSkippedError, convert
+from edge_opt.conversion import convert
 from edge_opt.ir import Model, Operator, Tensor, to_bytes
 from edge_opt.ir.parse import parse
 
@@ -106,16 +103,3 @@ def test_every_error_pickles_with_its_message_and_its_result(kind: type[EdgeOptE
     assert (type(other), str(other), other.exit_code) == (kind, str(error), error.exit_code)
     assert other.result.summary() == error.result.summary()
     assert {**vars(other), "result": None} == {**vars(error), "result": None}
-
-
-def failing(text: str) -> None:
-    convert(to_bytes(parse(text)), verify="none", require_all=True)
-
-
-def test_an_error_of_a_conversion_comes_out_of_another_process() -> None:
-    two = attention_text() + attention_text(name="second")
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        job = pool.submit(failing, two.replace("SOFTMAX(%l)", "SOFTMAX(%q)", 1))
-        with pytest.raises(SitesSkippedError, match="nothing was written") as caught:
-            job.result()
-    assert caught.value.result.skipped

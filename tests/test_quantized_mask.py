@@ -64,7 +64,7 @@ def test_a_chain_becomes_one_select_and_every_bit_stays(
     if negations == 2:
         text = text.replace(NEGATION, TWICE).replace("CAST(%n)", "CAST(%n2)")
     model, report = only(text, "quantized_mask", verifier=verifier)
-    assert (str(report.status), report.reason) == ("converted", "")
+    assert report.status == "converted", report.reason
     assert (str(report.proof.check), report.proof.bitwise) == ("bitwise", True)
     assert {ran.kernels for ran in report.proof.ran} == {"xnnpack", "reference"}
     assert names(model) == ["SELECT_V2"]
@@ -84,7 +84,7 @@ def test_what_others_read_of_the_chain_stays_until_the_last_mask_frees_it(
     model, report = only(
         text_of(QUANTIZE_FIRST, INT16, out="%mask, %f"), "quantized_mask", verifier=verifier
     )
-    assert str(report.status) == "converted"
+    assert report.status == "converted"
     assert names(model) == ["LOGICAL_NOT", "CAST", "SELECT_V2"]
     more = f"  %other: int16{SHAPE} q(0.1, 0) = MUL(%q, int16(-100) q(0.01, 0))\n"
     text = text_of(QUANTIZE_FIRST, INT16, more=more, out="%mask, %other")
@@ -121,19 +121,19 @@ def test_other_graphs_are_no_sites(case: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "reason"),
+    ("old", "new", "why", "named"),
     [
-        ("float32(-100.0)", "float32(-inf)", "the mask has a value that no integer represents (expected a finite one"),
-        ("float32(-100.0)", "float32(nan)", "the mask has a value that no integer represents (expected a finite one"),
-        ("float32(-100.0)", "float32(1e+09)", "the mask has a value that kernels do not clip alike (expected"),
-        ("float32(-100.0))", "float32(-100.0)) {fused_activation_function: 1}", "the mask is clipped by a fused act"),
-        ("q(0.00305176, 0) = QUANTIZE", "q(0.0, 0) = QUANTIZE", "an integer mask needs one scale, at QUANTIZE"),
+        ("float32(-100.0)", "float32(-inf)", "mask", "found -inf"),
+        ("float32(-100.0)", "float32(nan)", "mask", "found nan"),
+        ("float32(-100.0)", "float32(1e+09)", "mask", "2^31"),
+        ("float32(-100.0))", "float32(-100.0)) {fused_activation_function: 1}", "mask", "fused"),
+        ("q(0.00305176, 0) = QUANTIZE", "q(0.0, 0) = QUANTIZE", "quantization", "QUANTIZE"),
     ],
     ids=["infinite", "nan", "beyond int32", "activation", "scale"],
 )  # fmt: skip
-def test_values_that_cannot_be_told_are_a_reason(old: str, new: str, reason: str) -> None:
+def test_values_that_cannot_be_told_are_a_reason(old: str, new: str, why: str, named: str) -> None:
     text = text_of(MULTIPLY_FIRST, INT16).replace(old, new)
     model, report = only(text, "quantized_mask", verifier=Says(True))
-    assert str(report.status) == "skipped"
-    assert report.reason.startswith(reason)
+    assert (report.status, report.why) == ("skipped", why)
+    assert named in report.reason
     assert to_text(model) == text

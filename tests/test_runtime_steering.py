@@ -1,6 +1,7 @@
 """Which integers an input may be: found by following its values to what reads them."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import proof_models as models
@@ -25,6 +26,10 @@ subgraph body (%p: int32[4], %q: int32[4]) {
   %r: int32[4] = ADD(%p, int32(1))
   %s: int32[4] = MUL(%q, int32(3))
   return %r, %s
+}
+subgraph lookup (%e: int32[4]) {
+  %f: float32[4,2] = EMBEDDING_LOOKUP(%e, float32[60,2]{splat 1.0})
+  return %f
 }
 """
 WHILE = "WHILE(%one, %other) {cond_subgraph_index: 3, body_subgraph_index: 4}"
@@ -85,8 +90,36 @@ CASES = {
 }  # fmt: skip
 
 
+EMBEDDED = f"%y: float32[4,2] = EMBEDDING_LOOKUP(%i, {TABLE})"
+BRANCHES = "{then_subgraph_index: 5, else_subgraph_index: 5}"
+TABLES = {
+    "%y: float32[3,4,2] = GATHER(float32[3,50,2]{splat 1.0}, %i) {axis: 1}": 50,
+    "%y: float32[3,50,4] = GATHER(float32[3,50,7]{splat 1.0}, %i) {axis: -1}": 7,
+    EMBEDDED: 60,
+    f"{EMBEDDED}\n %z: float32[4,2] = EMBEDDING_LOOKUP(%i, float32[20,2]{{splat 1.0}})": 20,
+    # Negative ones are wrapped.
+    f"""%b: bool[4] = LESS(%i, int32(0))
+    %w: int32[4] = ADD(%i, int32(60))
+    %s: int32[4] = SELECT_V2(%b, %w, %i)
+    {EMBEDDED.replace("%i", "%s")}""": 60,
+    "%y: float32[4,2] = STABLEHLO_COMPOSITE(%i) {name: 'e', decomposition_subgraph_index: 5}": 60,
+    f"%c: bool[] = LESS(int32(0), int32(1))\n %y: float32[4,2] = IF(%c, %i) {BRANCHES}": 60,
+    f"%y: float32[4,2] = IF(%i, int32{{0, 1, 2, 3}}) {BRANCHES}": 0,
+    "%y: int32[2] = GATHER(%i, int32{1, 2}) {axis: 0}": 0,
+    "%y: int32[4] = ADD(%i, int32(1))": 0,
+    "%y: float32[4,2] = EMBEDDING_LOOKUP(%i, %t)": 0,
+}
+"""What a graph does with its input, and how many entries the smallest table has that this indexes."""
+
+
+@pytest.mark.parametrize(("operators", "entries"), TABLES.items())
+def test_how_many_entries_the_table_has_that_an_input_indexes(operators: str, entries: int) -> None:
+    (signature,) = describe(parse(model(operators))).values()
+    assert signature.inputs[0].entries == entries
+
+
 def model(operators: str) -> str:
-    given = "%n: int32[]" if "%n" in operators else "%i: int32[4]"
+    given = "%n: int32[]" if "%n" in operators else "%i: int32[4], %t: float32[?,2]"
     return f"subgraph main ({given}) {{\n {operators}\n return %y\n}}\n{SUBGRAPHS}"
 
 
@@ -164,13 +197,9 @@ def test_an_integer_that_steers_where_nobody_knows_stays_0_or_1_and_is_named() -
 
 def drawn(dtype: str, run: int, other: str = "") -> list[np.ndarray]:
     infos = [models.tensor("x", 4000, dtype=name) for name in (dtype, other or dtype)]
-    signature = SignatureInfo("s", (infos[0].__class__(**{**_fields(infos[0]), "accepts": 0}),), ())
+    signature = SignatureInfo("s", (replace(infos[0], accepts=0),), ())
     (planned,) = plan(signature, run=run)
     return [array_of(each) for each in twins(planned, infos[1])]
-
-
-def _fields(info: object) -> dict[str, object]:
-    return {name: getattr(info, name) for name in info.__slots__}
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64", "uint32", "uint64"])

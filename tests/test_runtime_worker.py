@@ -24,7 +24,6 @@ import edge_opt
 from edge_opt.comparison import golden
 from edge_opt.conversion import ConversionResult, SitesSkippedError, convert
 from edge_opt.ir import DType, load
-from edge_opt.passes import Status
 from edge_opt.runtime import runner
 from edge_opt.runtime.description import describe
 from edge_opt.runtime.inputs import array_of, plan
@@ -240,14 +239,11 @@ def test_a_crash_is_no_answer_and_names_its_site(tmp_path: Path, monkeypatch: Pa
     monkeypatch.setattr(
         examine, "run_versions", lambda worker, *_, **options: run(worker, *instead, **options)
     )
-    with pytest.raises(
-        SitesSkippedError, match="none of 3 sites could be verified: nothing was"
-    ) as caught:
+    with pytest.raises(SitesSkippedError) as caught:
         convert_decode(tmp_path / "out.tflite")
     site = next(site for site in caught.value.result.sites if site.heads != 1)
-    assert site.status is Status.SKIPPED
-    assert "region 'decode' up to '" in site.reason
-    assert f"of model '{DEMO}': the runtime's process ended with SIGSEGV" in site.reason
+    assert (site.status, site.why) == ("skipped", "inconclusive")
+    assert all(one in site.reason for one in ("region 'decode'", f"'{DEMO}'", "SIGSEGV"))
     assert not (tmp_path / "out.tflite").exists()
 
 
@@ -289,10 +285,6 @@ def test_every_public_way_to_the_runtime_reads_the_file_first(tmp_path: Path) ->
             way()
 
 
-def numbers_of(kind: str) -> str:
-    return f"subgraph main (%a: {kind}) {{ %z: {kind} = RESHAPE(%a, int32{{2, 2}}) return %z }}"
-
-
 QUANTIZED_TYPES = ("int8", "uint8", "int16", "int32")
 
 
@@ -302,8 +294,10 @@ def test_every_type_passes_through_the_worker_or_is_refused_by_a_typed_error(dty
     scales = ["", " q(0.01, 3)"] if name in QUANTIZED_TYPES else [""]
     with Worker() as worker:
         for scale in scales:
+            kind = f"{name}[2,2]{scale}"
+            text = f"subgraph main (%a: {kind}) {{ %z: {kind} = RESHAPE(%a, int32{{2, 2}}) return %z }}"
             try:
-                model = models.written(numbers_of(f"{name}[2,2]{scale}"), key="")
+                model = models.written(text, key="")
                 outcome = examine.run_versions(worker, model, model, Trial(extremes=tuple(KINDS)))
             except RuntimeRefused:
                 assert name not in (*QUANTIZED_TYPES, "float32", "bool")

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from bundles import GENERIC, bundle, model_part
 from cli_runs import DEMO, QUANTIZED, Captured, run
+from pass_runs import changed
 
 from edge_opt import load
 from edge_opt.inspection import inspect
@@ -93,9 +94,7 @@ def test_logits_that_an_int8_mask_makes_coarse_are_judged_by_what_their_operands
 ) -> None:
     """Everything between the products and the SELECT may have taken the range of the mask."""
     end = "0.05" if "ADD" in masked else step
-    (*found,) = broken_ranges(
-        parse(INT8_LOGITS.replace("STEP", step).replace("END", end).replace("MASKED", masked))
-    )
+    found = list(broken_ranges(parse(int8_logits(step, end, masked))))
     assert [one.rule for one in found] == ["mask-in-range"] * bool(effect)
     assert all(effect in one.message and "a mask of -100" in one.remedy for one in found)
 
@@ -115,32 +114,31 @@ subgraph main (%q: int8[1,4,64] q(0.004, 0), %k: int8[1,6,64] q(0.1, 0), %new: i
 """One worst case of the products is 64 * 0.5 * 12.8 = 416, far more than a step of a mask of -10000."""
 
 
+def int8_logits(
+    step: str = "3.92", end: str = "3.92", masked: str = "SELECT_V2(%seen, %joined, %mask)"
+) -> str:
+    """The logits before the mask end where steps of `end` do."""
+    return INT8_LOGITS.replace("STEP", step).replace("END", end).replace("MASKED", masked)
+
+
 def test_integers_around_operators_in_float_are_judged_too() -> None:
     """As a recipe leaves them that keeps products and SOFTMAX in float."""
-    text = (
-        INT8_LOGITS.replace("STEP", "3.92")
-        .replace("END", "3.92")
-        .replace("MASKED", "SELECT_V2(%seen, %joined, %mask)")
-    )
-    text = text.replace("SOFTMAX(%masked)", "SOFTMAX(%real)")
-    text = text.replace(
-        "  %weights: int8[1,4,8] q(0.00390625, -128)",
-        "  %real: float32[1,4,8] = DEQUANTIZE(%masked)\n  %weights: float32[1,4,8]",
-    )
-    product = "%old: int8[1,4,6] q(3.92, 127) = BATCH_MATMUL(%q, %k) {adj_y: true}"
-    assert product in text
     in_float = """%qf: float32[1,4,64] = DEQUANTIZE(%q)
   %kf: float32[1,6,64] = DEQUANTIZE(%k)
   %oldf: float32[1,4,6] = BATCH_MATMUL(%qf, %kf) {adj_y: true}
   %old: int8[1,4,6] q(3.92, 127) = QUANTIZE(%oldf)"""
-    assert [one.rule for one in broken_ranges(parse(text.replace(product, in_float)))] == [
-        "mask-in-range"
-    ]
+    text = changed(
+        int8_logits(),
+        "SOFTMAX(%masked) -> SOFTMAX(%real)",
+        "  %weights: int8[1,4,8] q(0.00390625, -128) -> "
+        "  %real: float32[1,4,8] = DEQUANTIZE(%masked)\n  %weights: float32[1,4,8]",
+        f"%old: int8[1,4,6] q(3.92, 127) = BATCH_MATMUL(%q, %k) {{adj_y: true}} -> {in_float}",
+    )
+    assert [one.rule for one in broken_ranges(parse(text))] == ["mask-in-range"]
 
 
 def test_a_scale_behind_the_product_counts() -> None:
-    text = INT8_LOGITS.replace("0.004", "0.4").replace("STEP", "3.92").replace("END", "3.92")
-    large = text.replace("MASKED", "SELECT_V2(%seen, %joined, %mask)")
+    large = changed(int8_logits(), "0.004 -> 0.4")
     assert list(broken_ranges(parse(large))) == [], "logits up to 870"
     scaled = "  %scaled: int8[1,4,8] q(3.92, 127) = MUL(%joined, int8(100) q(0.0001, 0))\n  %masked"
     text = large.replace("  %masked", scaled, 1).replace("%joined, %mask)", "%scaled, %mask)")
@@ -304,10 +302,8 @@ def test_scales_that_differ_by_rounding_are_equal_and_the_factor_is_told() -> No
     (one,) = unequal_caches(
         [("", cached(SPLIT, "int16", "q(0.00009481061, 0)", "q(0.000021937749, 0)"))]
     )
-    assert one.message.startswith(
-        "is a cache that 'prefill_2' reads as INT16 in steps of 2.19e-05, but 'prefill_2' writes as INT16 in steps of "
-        "9.48e-05 (a factor of 4.32)"
-    )
+    assert "2.19e-05" in one.message
+    assert "9.48e-05 (a factor of 4.32)" in one.message
 
 
 UPDATE = """

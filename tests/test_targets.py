@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from attention_checks import attention_text, masked_text, of_one_head, only_block
-from pass_runs import TESTDATA, tiles
+from pass_runs import TESTDATA, sites_of, statuses, tiles
 
 from edge_opt.attention.block import logits_bytes
 from edge_opt.base.errors import UsageError
@@ -50,11 +50,9 @@ def test_attention_that_does_not_fit_on_the_chip_takes_another_form() -> None:
 
 
 def test_a_single_head_of_as_many_rows_as_a_tile_has_stays() -> None:
-    for rows, reason in ((6, "already single-head"), (3, "")):
-        (site,) = convert(
-            parse(of_one_head(attention_text())), target=tiles(rows), verify="none"
-        ).sites
-        assert (site.reason, site.status == "nothing to do") == (reason, bool(reason))
+    for rows, why in ((6, "single-head"), (3, "")):
+        (site,) = sites_of(of_one_head(attention_text()), target=tiles(rows))
+        assert (site.why, site.status == "nothing to do") == (why, bool(why))
 
 
 def test_an_unknown_target_is_refused_with_the_nearest_name() -> None:
@@ -99,8 +97,8 @@ def test_heads_side_by_side_take_a_form_that_mediatek_takes() -> None:
     text = attention_text(
         tail="%t: float32[1,6,4,5] = TRANSPOSE(%o, int32{0, 2, 1, 3})", returned="%t"
     )
-    (site,) = convert(parse(text), target="mediatek", verify="none").sites
-    assert (str(site.status), site.reason) == ("converted", "")
+    (site,) = sites_of(text, target="mediatek")
+    assert site.status == "converted", site.reason
 
 
 def added(
@@ -192,8 +190,7 @@ def test_what_is_not_taken_is_named(
 
 def test_a_rewrite_may_have_what_was_refused_before() -> None:
     target = generic(accepted_operators=("BATCH_MATMUL", "TRANSPOSE", "RESHAPE"))
-    result = convert(parse(attention_text()), target=target, verify="none")
-    assert [str(site.status) for site in result.sites] == ["converted"], (
+    assert statuses(sites_of(attention_text(), target=target)) == ["converted"], (
         "SOFTMAX was refused as it stood"
     )
 
@@ -245,16 +242,14 @@ def test_weights_and_codes_are_written_where_the_target_reads_them(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("facts", "kept"), [
-    ({"unsplit_types": ("FLOAT32",)}, "attention in FLOAT32"), ({"split_from_head_size": 6}, "heads of size 5"),
+    ({"unsplit_types": ("FLOAT32",)}, "in FLOAT32"), ({"split_from_head_size": 6}, "of size 5"),
     ({"split_signatures": ("prefill*",)}, "this signature"),
-    ({"unsplit_types": ("INT8",), "split_from_head_size": 5}, ""),
+    ({"unsplit_types": ("INT8",), "split_from_head_size": 5}, None),
 ])  # fmt: skip
 def test_attention_that_a_target_gains_nothing_from_splitting_stays(
-    facts: dict[str, Any], kept: str
+    facts: dict[str, Any], kept: str | None
 ) -> None:
-    result = convert(parse(attention_text()), target=generic(**facts))
-    reasons = [
-        site.reason for site in result.sites if site.status == "nothing to do" and site.heads == 4
-    ]
-    assert bool(result.converted) is not bool(kept)
-    assert reasons == ([f"target 'generic' gains nothing from splitting {kept}"] if kept else [])
+    (site,) = convert(parse(attention_text()), target=generic(**facts)).sites
+    wanted = ("nothing to do", "no-gain", 4) if kept else ("converted", "", 4)
+    assert (site.status, site.why, site.heads) == wanted
+    assert kept is None or kept in site.reason

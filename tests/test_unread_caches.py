@@ -5,6 +5,7 @@ from pathlib import Path
 import fuzz
 import pytest
 from bundles import bundle, model_part
+from pass_runs import changed, sites_of
 
 import edge_opt
 from edge_opt.comparison.golden import check, record
@@ -72,25 +73,22 @@ def test_an_unread_cache_inside_a_bundle_gets_it_too(tmp_path: Path) -> None:
 
 
 OTHERS = {
-    "read": (": float32[1,1,8,2]) {",
-             ": float32[1,1,8,2]) {\n  %r: float32[1,1,2,8] = NEG(%k)\n  %s: float32[1,1,8,2] = NEG(%v)"),
-    "an output": ("return %new, %y\n}\nsubgraph decode", "return %new, %y, %k, %v\n}\nsubgraph decode"),
-    "another shape": ("%k: float32[1,1,2,8], %v: float32[1,1,8,2]", "%k: float32[1,1,2,9], %v: float32[1,1,9,2]"),
-    "another name": ("(x=%x, kv_cache_k_0=%k, kv_cache_v_0=%v) -> (kv_slice_k_0=%new, y=%y)\nsignature d",
-                     "(x=%x, kv_cache_k_1=%k, kv_cache_v_1=%v) -> (kv_slice_k_0=%new, y=%y)\nsignature d"),
-    "no cache": ("kv_cache", "kv"),
-    "equal types": ("float32[1,1,2,8], %v: float32[1,1,8,2]",
-                    "int16[1,1,2,8] q(0.001, 0), %v: int16[1,1,8,2] q(0.002, 0)"),
-    "read by nobody": ("BATCH_MATMUL(%x, %k)\n  %y: int16[1,1,1,2] q(0.01, 0) = BATCH_MATMUL(%p, %v)",
-                       "BATCH_MATMUL(%x, int16[2,8]{splat 1} q(0.01, 0))\n  %y: int16[1,1,1,2] q(0.01, 0) = NEG(%x)"),
+    "read": ": float32[1,1,8,2]) { -> : float32[1,1,8,2]) {\n"
+            "  %r: float32[1,1,2,8] = NEG(%k)\n  %s: float32[1,1,8,2] = NEG(%v)",
+    "an output": "return %new, %y\n}\nsubgraph decode -> return %new, %y, %k, %v\n}\nsubgraph decode",
+    "another shape": "%k: float32[1,1,2,8], %v: float32[1,1,8,2] -> %k: float32[1,1,2,9], %v: float32[1,1,9,2]",
+    "another name": "#0 (x=%x, kv_cache_k_0=%k, kv_cache_v_0=%v -> #0 (x=%x, kv_cache_k_1=%k, kv_cache_v_1=%v",
+    "no cache": "kv_cache -> kv",
+    "equal types": "float32[1,1,2,8], %v: float32[1,1,8,2] -> "
+                   "int16[1,1,2,8] q(0.001, 0), %v: int16[1,1,8,2] q(0.002, 0)",
+    "read by nobody": "BATCH_MATMUL(%x, %k)\n  %y: int16[1,1,1,2] q(0.01, 0) = BATCH_MATMUL(%p, %v) -> "
+                      "BATCH_MATMUL(%x, int16[2,8]{splat 1} q(0.01, 0))\n  %y: int16[1,1,1,2] q(0.01, 0) = NEG(%x)",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", OTHERS)
 def test_other_inputs_keep_their_types(case: str) -> None:
-    old, new = OTHERS[case]
-    assert old in LAST_LAYER
-    model = parse(LAST_LAYER.replace(old, new))
+    model = parse(changed(LAST_LAYER, OTHERS[case]))
     before = types(model)
     result = edge_opt.convert(model, verify="none")
     assert [site for site in result.sites if site.pass_name == "unread_caches"] == []
@@ -119,7 +117,7 @@ def test_signatures_that_are_not_chosen_keep_their_types() -> None:
 
 def test_signatures_of_one_subgraph_are_both_told() -> None:
     second = LAST_LAYER.splitlines()[1].replace("prefill_4 = #0", "prefill_too = #0")
-    sites = edge_opt.convert(parse(f"{second}\n{LAST_LAYER}"), verify="none").sites
+    sites = sites_of(f"{second}\n{LAST_LAYER}")
     assert [site.signature for site in sites] == [
         "prefill_too",
         "prefill_too",

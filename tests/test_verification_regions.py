@@ -18,7 +18,7 @@ from edge_opt.conversion import result as words
 from edge_opt.ir import Operator, to_bytes
 from edge_opt.ir.parse import parse
 from edge_opt.ir.text import literal
-from edge_opt.passes import Exact, Proof, Status, Steps, Table, Within
+from edge_opt.passes import Exact, Proof, Steps, Table, Within
 from edge_opt.runtime.metrics import Difference
 from edge_opt.runtime.protocol import RuntimeCrashed, RuntimeFailed, RuntimeRefused, RuntimeTimedOut
 from edge_opt.targets import Target
@@ -208,7 +208,7 @@ def test_a_place_that_does_not_divide_has_no_fraction(begin: int) -> None:
     given = "%y: float32[1,64,4] = SLICE(%x, int32{0, BEGIN, 0}, int32{1, 64, 4})"
     line = given.replace("BEGIN", str(begin))
     model = parse(f"subgraph main (%x: float32[1,256,4]) {{ {line} return %y }}")
-    assert refusal(shrunk, model) == f"{begin} is not a multiple of 8"
+    assert str(begin) in refusal(shrunk, model).text
 
 
 @pytest.mark.parametrize(("units", "whole"), [(2, True), (64, False)])
@@ -221,7 +221,7 @@ def test_weights_with_a_scale_for_each_row_have_a_fraction_only_if_all_rows_stay
       %y: float32[64,{units}] = FULLY_CONNECTED(%x, {weight}, none)
       return %y
     }}""")
-    assert refusal(shrunk, model) == (None if whole else "a constant has no such part")
+    assert (refusal(shrunk, model) is None) is whole
 
 
 def shortened(values: np.ndarray) -> np.ndarray:
@@ -256,7 +256,7 @@ def test_sizes_that_no_longer_fit_have_no_fraction() -> None:
       %y: float32[4096] = ADD(%x, %r)
       return %y
     }"""
-    assert "expected as many elements as [512]" in (refusal(shrunk, parse(text)) or "")
+    assert "[512]" in refusal(shrunk, parse(text)).text
 
 
 @pytest.mark.parametrize(("last", "expected"), [(63, 7), (127, 15), (40, 40)])
@@ -355,25 +355,25 @@ def test_a_new_version_that_computes_in_another_way_covers_nothing(new: str, cov
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "covers"),
+    ("run", "other", "covers"),
     [
-        (("c", "d"), ("c", "d"), True),
-        (("c", "d"), ("d", "c"), False),
-        (("c", "c"), ("c", "c"), True),
-        (("c", "d"), ("c", "e"), False),
+        ("ab ab", "cd cd", True),
+        ("ab ab", "cd dc", False),
+        ("ab ab", "cc cc", True),
+        ("ab ab", "cd ce", False),
+        # Numbers that are equal in one region alone may be mixed up there.
+        ("aa a", "cd c", False),
+        ("aa a", "cd d", False),
     ],
 )
 def test_a_region_covers_another_if_each_number_has_the_same_counterpart(
-    old: tuple[str, ...], new: tuple[str, ...], covers: bool
+    run: str, other: str, covers: bool
 ) -> None:
-    run = Structure((), ("a", "b"), ("a", "b"), moves_only=True)
-    assert run.covers(Structure((), old, new, moves_only=True)) is covers
-
-
-@pytest.mark.parametrize("read", ["c", "d"])
-def test_numbers_that_are_equal_in_one_region_alone_may_be_mixed_up_there(read: str) -> None:
-    run = Structure((), ("a", "a"), ("a",), moves_only=True)
-    assert not run.covers(Structure((), ("c", "d"), (read,), moves_only=True))
+    """The numbers that the old and the new region read."""
+    made, asked = (
+        Structure((), *map(tuple, both.split()), moves_only=True) for both in (run, other)
+    )
+    assert made.covers(asked) is covers
 
 
 def test_the_provers_seed_decides_the_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -565,7 +565,7 @@ def test_where_nothing_reads_the_results_nothing_is_proved(verifier: Verifier) -
     same = Operator(unread.code, unread.inputs, unread.outputs)
     proof = verifier.verify(replacing(model, [unread], same), Exact())
     assert (proof.holds, proof.open) == (False, True)
-    assert proof.reason == "nothing reads its results, so there is nothing to compare"
+    assert "nothing reads" in proof.reason
 
 
 @pytest.mark.parametrize("alike", ["heads", "rows"])
@@ -582,11 +582,7 @@ def test_equal_heads_prove_nothing_and_equal_rows_do_not_matter(
         "%v: float32[1,4,", "%v: float32[1,1,"
     )
     (report,) = run(parse(text), "mha_to_sha", verifier=verifier)
-    if alike == "rows":
-        assert report.status is Status.CONVERTED, report
-    else:
-        assert report.status is Status.SKIPPED, report
-        assert "some of the 4 heads or tiles in output 0 are equal" in report.reason
+    assert report.why == ("" if alike == "rows" else "inconclusive"), report
 
 
 def test_the_console_names_kernels_that_ran_and_sums_that_round_by_shape() -> None:
@@ -618,4 +614,4 @@ def test_a_table_without_a_reference_or_a_number_of_values_is_no_proof(check: Ta
     with Verifier() as verifier:
         found = verifier.verify(replacing(model, [old], old.on(lambda tensor: tensor)), check)
     assert (found.holds, found.open) == (False, True)
-    assert found.reason == "its pass gives no reference or no number of values"
+    assert "no reference" in found.reason

@@ -1,25 +1,22 @@
 """Logits that a SELECT masks, some of them masked before in another way; inputs for which only both hide whole rows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from attention_checks import random_inputs
+from attention_graphs import Builder, Case, cases
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from edge_opt.ir import DType, Model, Quantization, Tensor
-
-if TYPE_CHECKING:
-    from attention_graphs import _Build
 
 LOW = -1e9
 _WIDE = {DType.INT8: Quantization.affine(16.0, 3), DType.INT16: Quantization.affine(0.05, 0)}
 _LOWEST = {DType.INT8: -128, DType.INT16: -32768}
 
 
-def masked_twice(build: _Build, logits: Tensor) -> Tensor:
+def masked_twice(build: Builder, logits: Tensor) -> Tensor:
     """The logits, perhaps masked in the case's other way, masked by a SELECT with a very low number."""
     q = None
     if not build.is_float:
@@ -28,7 +25,7 @@ def masked_twice(build: _Build, logits: Tensor) -> Tensor:
         logits = build.op("QUANTIZE", logits, q=q)
     logits = OTHER_MASKS[build.case.other](build, logits)
     low = build.stored(LOW if build.is_float else _LOWEST[build.dtype], build.dtype, q)
-    is_open = build.given("open", _mask_shape(build, logits), DType.BOOL)
+    is_open = build.given("open", build.mask_shape(logits), DType.BOOL)
     operands = (low, logits) if build.case.reversed else (logits, low)
     if build.case.reversed:
         is_open = build.op("LOGICAL_NOT", is_open)
@@ -56,14 +53,9 @@ def _seen(row: Any, column: Any) -> Any:
     return column <= row + 1
 
 
-def _mask_shape(build: _Build, logits: Tensor) -> tuple[int, ...]:
-    rows = build.case.length if logits.shape[-2] == build.case.length else 1
-    return (*[1] * (len(logits.shape) - 2), rows, logits.shape[-1])
-
-
-def _table(build: _Build, logits: Tensor, low: float | None = None, more: int = 0) -> Tensor:
+def _table(build: Builder, logits: Tensor, low: float | None = None, more: int = 0) -> Tensor:
     """A constant `[rows + more, columns + more]`, low behind the diagonal."""
-    rows, columns = _mask_shape(build, logits)[-2:]
+    rows, columns = build.mask_shape(logits)[-2:]
     row, column = np.ogrid[: rows + more, : columns + more]
     if not build.is_float:
         low = _LOWEST[build.dtype] if low is None else low
@@ -74,19 +66,19 @@ def _table(build: _Build, logits: Tensor, low: float | None = None, more: int = 
     )
 
 
-def _added(build: _Build, logits: Tensor, mask: Tensor, name: str = "ADD") -> Tensor:
+def _added(build: Builder, logits: Tensor, mask: Tensor, name: str = "ADD") -> Tensor:
     return build.op(
         name, logits, mask, **(build.add_options if build.is_float or name == "ADD" else {})
     )
 
 
-def _flags(build: _Build, logits: Tensor) -> Tensor:
+def _flags(build: Builder, logits: Tensor) -> Tensor:
     """1 where hidden, in floats."""
-    seen = build.given("seen", _mask_shape(build, logits), DType.BOOL)
+    seen = build.given("seen", build.mask_shape(logits), DType.BOOL)
     return build.op("CAST", build.op("LOGICAL_NOT", seen), dtype=DType.FLOAT32, q=None)
 
 
-def _in_type(build: _Build, logits: Tensor, mask: Tensor) -> Tensor:
+def _in_type(build: Builder, logits: Tensor, mask: Tensor) -> Tensor:
     """A mask in floats as the logits are stored."""
     return (
         mask
@@ -95,51 +87,51 @@ def _in_type(build: _Build, logits: Tensor, mask: Tensor) -> Tensor:
     )
 
 
-def _computed(build: _Build, logits: Tensor, name: str, factor: float, then: str = "") -> Tensor:
+def _computed(build: Builder, logits: Tensor, name: str, factor: float, then: str = "") -> Tensor:
     mask = build.op("MUL", _flags(build, logits), build.stored(factor))
     return _added(
         build, logits, _in_type(build, logits, build.op(then, mask) if then else mask), name
     )
 
 
-def _bias(build: _Build, logits: Tensor) -> Tensor:
+def _bias(build: Builder, logits: Tensor) -> Tensor:
     low = -1.0 if build.is_float else -2
     return _added(build, logits, _table(build, logits, low))
 
 
-def _constant(build: _Build, logits: Tensor) -> Tensor:
+def _constant(build: Builder, logits: Tensor) -> Tensor:
     return _added(build, logits, _table(build, logits))
 
 
-def _cut(build: _Build, logits: Tensor) -> Tensor:
-    sizes = _mask_shape(build, logits)[-2:]
+def _cut(build: Builder, logits: Tensor) -> Tensor:
+    sizes = build.mask_shape(logits)[-2:]
     table = _table(build, logits, more=3)
     return _added(
         build, logits, build.op("SLICE", table, build.integers(0, 0), build.integers(*sizes))
     )
 
 
-def _looked_up(build: _Build, logits: Tensor) -> Tensor:
-    rows = _mask_shape(build, logits)[-2]
+def _looked_up(build: Builder, logits: Tensor) -> Tensor:
+    rows = build.mask_shape(logits)[-2]
     return _added(
         build, logits, build.op("GATHER", _table(build, logits), build.integers(*range(rows)))
     )
 
 
-def _input(build: _Build, logits: Tensor) -> Tensor:
-    given = build.given("causal", _mask_shape(build, logits), build.dtype, logits.quantization)
+def _input(build: Builder, logits: Tensor) -> Tensor:
+    given = build.given("causal", build.mask_shape(logits), build.dtype, logits.quantization)
     return _added(build, logits, given)
 
 
-def _minimum(build: _Build, logits: Tensor) -> Tensor:
+def _minimum(build: Builder, logits: Tensor) -> Tensor:
     return build.op(
         "MINIMUM",
         logits,
-        build.given("causal", _mask_shape(build, logits), build.dtype, logits.quantization),
+        build.given("causal", build.mask_shape(logits), build.dtype, logits.quantization),
     )
 
 
-def _least_of_constants(build: _Build, logits: Tensor) -> Tensor:
+def _least_of_constants(build: Builder, logits: Tensor) -> Tensor:
     """The highest number where shown, so that the minimum is the logit."""
     table = _table(build, logits)
     stored = np.where(
@@ -148,22 +140,22 @@ def _least_of_constants(build: _Build, logits: Tensor) -> Tensor:
     return build.op("MINIMUM", logits, build.stored(stored, build.dtype, logits.quantization))
 
 
-def _logarithm(build: _Build, logits: Tensor) -> Tensor:
+def _logarithm(build: Builder, logits: Tensor) -> Tensor:
     """`log(1) = 0`, `log(0) = -inf`."""
-    seen = build.given("seen", _mask_shape(build, logits), DType.BOOL)
+    seen = build.given("seen", build.mask_shape(logits), DType.BOOL)
     number = build.op("CAST", seen, dtype=DType.FLOAT32, q=None)
     return _added(build, logits, _in_type(build, logits, build.op("LOG", number)))
 
 
-def _chosen(build: _Build, logits: Tensor) -> Tensor:
-    seen = build.given("seen", _mask_shape(build, logits), DType.BOOL)
+def _chosen(build: Builder, logits: Tensor) -> Tensor:
+    seen = build.given("seen", build.mask_shape(logits), DType.BOOL)
     low = build.stored(
         LOW if build.is_float else _LOWEST[build.dtype], build.dtype, logits.quantization
     )
     return build.op("SELECT_V2", seen, logits, low, q=logits.quantization)
 
 
-def _in_other_numbers(build: _Build, logits: Tensor) -> Tensor:
+def _in_other_numbers(build: Builder, logits: Tensor) -> Tensor:
     """A constant stored in int8, for floats, or in floats."""
     table = _table(build, logits)
     if build.is_float:
@@ -183,7 +175,7 @@ def _in_other_numbers(build: _Build, logits: Tensor) -> Tensor:
     )
 
 
-def _padded(build: _Build, logits: Tensor) -> Tensor:
+def _padded(build: Builder, logits: Tensor) -> Tensor:
     """The last columns are cut off and come back low."""
     *front, columns = logits.shape
     kept = build.op(
@@ -200,7 +192,7 @@ def _padded(build: _Build, logits: Tensor) -> Tensor:
     return build.op("PADV2", kept, build.stored(around, DType.INT32), low)
 
 
-def _by_product(build: _Build, logits: Tensor) -> Tensor:
+def _by_product(build: Builder, logits: Tensor) -> Tensor:
     """Rows of a constant, looked up by a product with flags; there are as many rows as columns."""
     if not build.is_float:
         return _constant(build, logits)
@@ -210,7 +202,7 @@ def _by_product(build: _Build, logits: Tensor) -> Tensor:
     return _added(build, logits, build.op("BATCH_MATMUL", flags, low))
 
 
-def _capped(build: _Build, logits: Tensor) -> Tensor:
+def _capped(build: Builder, logits: Tensor) -> Tensor:
     """Masked, and then no longer: capped numbers are close to each other."""
     if not build.is_float:
         return logits
@@ -218,7 +210,7 @@ def _capped(build: _Build, logits: Tensor) -> Tensor:
     return build.op("MUL", curve, build.stored(30.0))
 
 
-OTHER_MASKS: dict[str, Callable[[_Build, Tensor], Tensor]] = {
+OTHER_MASKS: dict[str, Callable[[Builder, Tensor], Tensor]] = {
     "none": lambda _, logits: logits,
     "bias": _bias,
     "constant": _constant,
@@ -238,3 +230,20 @@ OTHER_MASKS: dict[str, Callable[[_Build, Tensor], Tensor]] = {
     "capped": _capped,
 }
 """Ways to mask logits behind the diagonal; the first leaves them as they are, a bias hides nothing."""
+
+
+def cases_masked_twice() -> st.SearchStrategy[Case]:
+    """Cases whose logits a SELECT masks, most of them after another mask."""
+    return st.sampled_from(list(OTHER_MASKS)).flatmap(
+        lambda other: cases(mask="twice", other=other)
+    )
+
+
+def build(case: Case) -> Model:
+    """The graph of a case, whose logits may be masked twice."""
+    return (_MaskedTwice if case.mask == "twice" else Builder)(case).build()
+
+
+class _MaskedTwice(Builder):
+    def hidden(self, logits: Tensor) -> Tensor:
+        return masked_twice(self, logits)
