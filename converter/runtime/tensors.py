@@ -179,10 +179,12 @@ def longest_prefill(
     signatures: Iterable[SignatureInfo], reader: SignatureInfo
 ) -> SignatureInfo | None:
     """The longest prefill signature with all caches of the reader, or None."""
-    read = _cache_shapes(reader)
-    prefills = (one for one in signatures if "prefill" in one.name and read <= _cache_shapes(one))
-    return max(prefills, key=new_tokens, default=None)
+    read = named_shapes(caches_of(reader).values())
+    prefills = (one for one in signatures if "prefill" in one.name)
+    fitting = (one for one in prefills if read <= named_shapes(caches_of(one).values()))
+    return max(fitting, key=new_tokens, default=None)
 
 
-def _cache_shapes(signature: SignatureInfo) -> set[tuple[str, tuple[int, ...]]]:
-    return {(name, info.shape) for name, info in caches_of(signature).items()}
+def named_shapes(infos: Iterable[TensorInfo]) -> set[tuple[str, tuple[int, ...]]]:
+    """Each with its name and shape."""
+    return {(info.name, info.shape) for info in infos}
