@@ -11,6 +11,7 @@ from edge_opt.ir import Constants, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.cleanup import CONTROL_EDGES
 from edge_opt.ir.refusal import Reason, RefusedError, Why
 from edge_opt.ir.walk import still_needed
+from edge_opt.shapes.dimension import size_text
 from edge_opt.targets import Target
 from edge_opt.verification.audit import Audit
 from edge_opt.verification.check import Check, Exact
@@ -93,7 +94,7 @@ def shape_options(inputs: Mapping[str, Tensor]) -> list[str]:
     options: list[str] = []
     for name, tensor in inputs.items():
         if tensor.is_dynamic and tensor.shape_signature:
-            sizes = ",".join("?" if size < 0 else str(size) for size in tensor.shape_signature)
+            sizes = ",".join(map(size_text, tensor.shape_signature))
             options.append(f"--shape {name}={sizes}")
     return options
 

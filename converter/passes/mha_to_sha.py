@@ -60,23 +60,16 @@ class MhaToSha(Pass):
 
 
 def left_over(
-    context: Context,
-    sites: Iterable[Verdict],
-    before: Container[Operator],
-    name: str = MhaToSha.name,
+    context: Context, sites: Sequence[Verdict], before: Container[Operator]
 ) -> Iterator[Verdict]:
     """Attention of several heads in a converted graph that none of its `sites` reports, found in a second search.
 
     Only operators from `before` the pass are looked at: whether the axes of new ones are heads is no longer visible.
-    `name`: what the pass is called.
     """
-    own = [site for site in sites if site.pass_name == name and site.signature == context.signature]
-    statuses = {site.status for site in own}
-    if Status.CONVERTED not in statuses or not statuses.isdisjoint(
-        (Status.SKIPPED, Status.REVERTED)
-    ):
+    statuses = {site.status for site in sites}
+    if Status.CONVERTED not in statuses or statuses & {Status.SKIPPED, Status.REVERTED}:
         return
-    settled = {site.anchor for site in own if site.status is Status.SETTLED}
+    settled = {site.anchor for site in sites if site.status is Status.SETTLED}
     for match in find_blocks(context.subgraph):
         if match.softmax not in before or match.softmax in settled or not _has_several(match):
             continue
@@ -84,9 +77,9 @@ def left_over(
             Why.HEADS, "several heads are left after the conversion", match.softmax
         )
         yield Verdict(
-            pass_name=name,
+            pass_name=sites[0].pass_name,
             signature=context.signature,
-            index=len(own),
+            index=len(sites),
             operator=match.softmax.outputs[0].name,
             status=Status.SKIPPED,
             reason=refusal.reason.text,
