@@ -99,8 +99,12 @@ def positions_in(opened: Opened, parts: Iterable[Part]) -> int | None:
     metadata = read_executor_metadata(opened.bundle)
     if metadata is not None and metadata.rings and all(metadata.rings):
         return None
-    infos = (one for part in parts for one in describe(part.model).values() if not one.positional)
-    return max(map(known_length, infos), default=0) or None
+    longest = 0
+    for part in parts:
+        for signature in describe(part.model).values():
+            if not signature.positional:
+                longest = max(longest, known_length(signature))
+    return longest or None
 
 
 def find_unsound(opened: Opened) -> list[Unsound]:

@@ -93,9 +93,7 @@ def _has_several(match: Match) -> bool:
     if isinstance(match, Block):
         return match.heads > 1
     products = map(product_of, (match.softmax, *products_around(match.softmax)))
-    return match.is_attention and any(
-        product is not None and product.several for product in products
-    )
+    return match.is_attention and any(product.several for product in filter(None, products))
 
 
 def _calls_attention(
@@ -111,17 +109,15 @@ def _may_attend(graph: Subgraph, arguments: Sequence[Tensor | None]) -> bool:
     pairs = zip(graph.inputs, arguments, strict=False)
     weights = {own for own, given in pairs if given is not None and given.is_constant}
     candidates = [operator for operator in graph.operators if weights.isdisjoint(operator.inputs)]
-    products = [product for operator in candidates if (product := product_of(operator)) is not None]
+    products = list(filter(None, map(product_of, candidates)))
     if not products:
         return False
-    if any(product.several for product in products) or any(
-        one.name == "SOFTMAX" for one in graph.operators
-    ):
+    if any(product.several for product in products):
         return True
-    return any(
-        match.is_attention and not (isinstance(match, Block) and match.heads == 1)
-        for match in find_blocks(graph)
-    )
+    if any(operator.name == "SOFTMAX" for operator in graph):
+        return True
+    attention = (match for match in find_blocks(graph) if match.is_attention)
+    return any(isinstance(match, NotABlock) or match.heads != 1 for match in attention)
 
 
 def _site(context: Context, block: Block) -> Site:
