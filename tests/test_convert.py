@@ -384,12 +384,12 @@ def test_a_subclass_of_another_name_is_searched_for_what_it_left(monkeypatch: Pa
     class Own(mha_to_sha.MhaToSha):
         name = "own"
 
-    def found(_: Context, verdicts: list[Verdict], __: object, name: str) -> list[Verdict]:
-        return [replace(verdicts[0], status=Status.SKIPPED, operator=f"left by {name}")]
+    def found(_: Context, verdicts: list[Verdict], __: object) -> list[Verdict]:
+        return [replace(verdicts[0], status=Status.SKIPPED, operator="left")]
 
     monkeypatch.setattr("edge_opt.conversion.run.left_over", found)
     last = convert(parse(SELECT_PAGE), passes=["mask_to_add", Own()], verify="none").sites[-1]
-    assert (last.pass_name, last.operator) == ("own", "left by own")
+    assert (last.pass_name, last.operator) == ("own", "left")
 
 
 def test_passes_may_come_from_a_generator_or_be_one_name() -> None:

@@ -135,12 +135,11 @@ def _unknown(info: TensorInfo, run: int) -> dict[str, Any]:
 
 def runs_for(signature: SignatureInfo) -> int:
     """The number of runs that a comparison needs: one for each kind of integers, if an input may be any integer."""
-    wide = (info for info in signature.inputs if np.dtype(info.dtype).itemsize > 2)
-    return (
-        VARIANTS
-        if any(_has_no_role(info, role_of(info)) and info.accepts == 0 for info in wide)
-        else 1
-    )
+    for info in signature.inputs:
+        is_wide = np.dtype(info.dtype).itemsize > 2
+        if is_wide and info.accepts == 0 and _has_no_role(info, role_of(info)):
+            return VARIANTS
+    return 1
 
 
 def unknown_integers(signature: SignatureInfo) -> Iterator[str]:
@@ -170,10 +169,12 @@ def _scene(signature: SignatureInfo, roles: Sequence[Role], seed: int, run: int)
     lengths = [info.shape[-1] for info in positions if info.shape]
     new = max([shape[-2] for shape in masks] + lengths, default=1)
     width = max((shape[-1] for shape in masks), default=0)
-    cached = {size for info in caches if "slice" not in info.name for size in info.shape[1:]}
-    holds_new = (
-        width in cached and width - new not in cached
-    )  # the cache has room for the new tokens, too
+    cached: set[int] = set()
+    for info in caches:
+        if "slice" not in info.name:
+            cached.update(info.shape[1:])
+    # The cache has room for the new tokens, too.
+    holds_new = width in cached and width - new not in cached
     past = 0 if holds_new else max(width - new, 0)
     if width and holds_new:
         longest = width
@@ -281,10 +282,11 @@ def _data(planned: InputPlan, source: TensorInfo) -> NDArray[Any]:
         low, high = source.reals(np.array([limits.min, limits.max]))
         middle = (low + high) / 2
         width = (high - low) / 6
-    drawn = noise.normal(planned.stream, info.elements)
-    reals = (np.asarray((middle + width * values) * planned.spread, np.float32) for values in drawn)
-    pieces = [_encode(piece, info) for piece in reals]
-    return np.concatenate([np.empty(0, info.dtype), *pieces]).reshape(info.shape)
+    pieces: list[NDArray[Any]] = [np.empty(0, info.dtype)]
+    for values in noise.normal(planned.stream, info.elements):
+        reals = np.asarray((middle + width * values) * planned.spread, np.float32)
+        pieces.append(_encode(reals, info))
+    return np.concatenate(pieces).reshape(info.shape)
 
 
 def _integers(planned: InputPlan) -> NDArray[np.int64]:

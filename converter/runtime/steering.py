@@ -8,6 +8,7 @@ is not known to take any number.
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Literal
 
 import numpy as np
@@ -31,12 +32,10 @@ _ANY_DATA = operators_that(
     Effect.REDUCTION, Effect.REPEATING,
 ) | {"CUMSUM"}  # fmt: skip
 _CHOICES = frozenset({"IF", "SELECT", "SELECT_V2"})  # operand 0 chooses between results
-_CALLS = frozenset(
-    {"CALL", "IF", "STABLEHLO_COMPOSITE", "WHILE"}
-)  # the values are followed into the subgraphs
-_BOUNDED = frozenset(
-    {"ARG_MAX", "ARG_MIN", "SHAPE", "RANK", "ZEROS_LIKE"}
-)  # results are valid for any operand 0
+# The values are followed into the subgraphs.
+_CALLS = frozenset({"CALL", "IF", "STABLEHLO_COMPOSITE", "WHILE"})
+# The results are valid for any operand 0.
+_BOUNDED = frozenset({"ARG_MAX", "ARG_MIN", "SHAPE", "RANK", "ZEROS_LIKE"})
 _KEEPS_PLACES = frozenset({"CAST", "EXPAND_DIMS", "RESHAPE", "SQUEEZE"})
 
 How = Literal["same", "changed", "decided"]
@@ -69,10 +68,9 @@ class Steering:
     ends: set[Tensor] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        memory = Tensor(
-            "variables", (), DType.RESOURCE
-        )  # any variable may be read where any is written
-        for operator in (operator for graph in self.model.subgraphs for operator in graph):
+        # Any variable may be read where any is written.
+        memory = Tensor("variables", (), DType.RESOURCE)
+        for operator in chain.from_iterable(self.model.subgraphs):
             if KINDS[operator.code.name].effect is Effect.CALLING:
                 self._add_call(operator)
             elif operator.name == "READ_VARIABLE":
@@ -111,13 +109,12 @@ class Steering:
         def beyond(reached: _Reached) -> Iterator[_Reached]:
             if reached.tensor in self.ends:
                 met.unknown.add(reached.how)
-            yield from (
-                replace(reached, tensor=other) for other in self.passed.get(reached.tensor, ())
-            )
+            for other in self.passed.get(reached.tensor, ()):
+                yield replace(reached, tensor=other)
             for operator in reached.tensor.consumers:
-                for place in (
-                    at for at, given in enumerate(operator.inputs) if given is reached.tensor
-                ):
+                for place, given in enumerate(operator.inputs):
+                    if given is not reached.tensor:
+                        continue
                     limit = _limit(operator, place, reached.element)
                     if limit is None and _takes_any(operator, place):
                         yield from _results(operator, place, reached)
@@ -168,7 +165,7 @@ class _Met:
 def _takes_any(operator: Operator, place: int) -> bool:
     """True if the operand may have any number of its type, and no more than elements of the results depend on it."""
     name = operator.name
-    kind = KINDS.get(operator.name)
+    kind = KINDS.get(name)
     if kind is None:
         return False
     if name in _CALLS or name == "ASSIGN_VARIABLE" or (place == 0 and name in _BOUNDED | _CHOICES):
@@ -194,7 +191,7 @@ def _is_positive(tensor: Tensor) -> bool:
 def _results(operator: Operator, place: int, reached: _Reached) -> Iterator[_Reached]:
     """The results that depend on the operand's numbers; those of calls are known to `Steering`."""
     name = operator.name
-    kind = KINDS[operator.name]
+    kind = KINDS[name]
     is_choice = place == 0 and name in _CHOICES
     if name in _BOUNDED or (name in _CALLS and not is_choice):
         return
@@ -208,8 +205,9 @@ def _results(operator: Operator, place: int, reached: _Reached) -> Iterator[_Rea
 
 def _joined_place(operator: Operator, place: int, reached: _Reached) -> int | None:
     """The element of a vector that a single number becomes; None if there are several."""
-    vectors = len(operator.outputs[0].shape) == 1 if operator.outputs else False
-    if not vectors or operator.name not in {"PACK", "CONCATENATION"}:
+    if operator.name not in {"PACK", "CONCATENATION"} or not operator.outputs:
+        return None
+    if len(operator.outputs[0].shape) != 1:
         return None
     before = sum(tensor.elements for tensor in operator.inputs[:place] if tensor is not None)
     if reached.tensor.elements == 1:
@@ -233,10 +231,8 @@ def _limit(operator: Operator, place: int, element: int | None) -> _Limit | None
             return _Limit(min((_size(operator.input(0), axis) for axis in range(count)), default=0))
         case "ONE_HOT", 0:
             depth = operator.input(1)
-            return _Limit(
-                int(depth.array().ravel()[0]) if depth.has_numbers and depth.elements else 0,
-                clamps=True,
-            )
+            is_known = depth.has_numbers and depth.elements
+            return _Limit(int(depth.array().ravel()[0]) if is_known else 0, clamps=True)
         case "DYNAMIC_UPDATE_SLICE", 2:
             table = operator.input(0)
             part = operator.input(1)
