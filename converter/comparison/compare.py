@@ -224,12 +224,11 @@ class _Search:
             results.append(self.session.of(name, outputs))
         for place in places:
             one, other = self.shared[place]
-            arrays = ([outputs[str(place)] for outputs in side] for side in results)
-            found = self.both.measure(
-                tensor_info(one, one.name),
-                tensor_info(other, other.name),
-                zip(*arrays, strict=True),
-            )
+            a = tensor_info(one, one.name)
+            b = tensor_info(other, other.name)
+            key = str(place)
+            runs = [(ours[key], theirs[key]) for ours, theirs in zip(*results, strict=True)]
+            found = self.both.measure(a, b, runs)
             if not found.equal:
                 return place, found
         return None
@@ -247,10 +246,9 @@ class _Search:
     def describe(self, place: int, figures: OutputComparison) -> FirstDifference:
         """Describe a difference; all shared tensors before it are equal."""
         equal = {tensor for both in self.shared[:place] for tensor in both}
-        cones = [
-            needed_for([root], graph.operators, equal)
-            for graph, root in zip(self.graphs, self.shared[place], strict=True)
-        ]
+        tensor, other_tensor = self.shared[place]
+        cone_a = needed_for([tensor], self.graphs[0].operators, equal)
+        cone_b = needed_for([other_tensor], self.graphs[1].operators, equal)
         twins = {tensor: both for both in self.shared for tensor in both}
         legend: dict[str, str] = {}
         known: dict[Tensor, str] = {}
@@ -266,18 +264,17 @@ class _Search:
                 known.update(dict.fromkeys(twins.get(tensor, (tensor,)), name))
             return known[tensor]
 
-        tensor = self.shared[place][0]
-        read = [one for one in reads([*cones[0], *cones[1]]) if not one.is_constant]
+        read = [one for one in reads([*cone_a, *cone_b]) if not one.is_constant]
         return FirstDifference(
             signature=self.pair.signature.name,
             equal_before=tuple(dict.fromkeys(map(short, read))),
-            operators_a=tuple(operator_text(operator, short) for operator in cones[0]),
-            operators_b=tuple(operator_text(operator, short) for operator in cones[1]),
+            operators_a=tuple(operator_text(operator, short) for operator in cone_a),
+            operators_b=tuple(operator_text(operator, short) for operator in cone_b),
             tensor=tensor.name,
             short_name=short(tensor),
             figures=replace(figures, name=tensor.name),
             names=legend,
-            constants=tuple(_differing(_constants(cones[0]), _constants(cones[1]))),
+            constants=tuple(_differing(_constants(cone_a), _constants(cone_b))),
             reason="; ".join(self._remarks()),
         )
 

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import reduce
+from itertools import chain
 from typing import Any
 
 from edge_opt.base.record import Record
@@ -247,7 +248,7 @@ class ComparisonReport(Record):
     @property
     def measured(self) -> list[OutputComparison]:
         """The outputs that both models have."""
-        return [output for signature in self.signatures for output in signature.measured]
+        return list(chain.from_iterable(signature.measured for signature in self.signatures))
 
     @property
     def equal(self) -> bool:
@@ -264,8 +265,10 @@ class ComparisonReport(Record):
 
     def differences(self) -> list[str]:
         """One sentence for each signature or output outside the tolerances; empty if `equal`."""
-        failed = [signature for signature in self.signatures if not signature.equal]
-        sentences = [text for signature in failed for text in signature.sentences()]
+        sentences: list[str] = []
+        for signature in self.signatures:
+            if not signature.equal:
+                sentences += signature.sentences()
         if self.generation is not None and not self.generation.equal:
             sentences.append(self.generation.sentence())
         if not sentences and not self.measured:

@@ -178,10 +178,9 @@ def record(
         described = describe(load(file))
         names = match_names("signature", "*" if signatures is None else signatures, [*described])
         chosen = [described[name] for name in names]
-        golden = _Golden(
-            _KIND, seed, atol, rtol, _BUDGET // max(_output_count(chosen), 1), chosen, []
-        )
-        pairs = {name: Pair.of(described[name], described[name], ("", ""), {}) for name in names}
+        share = _BUDGET // max(_output_count(chosen), 1)
+        golden = _Golden(_KIND, seed, atol, rtol, share, chosen, [])
+        pairs = {one.name: Pair.of(one, one, ("", ""), {}) for one in chosen}
         for session in sessions(pairs):
             results = worker.run_calls(file, session.calls(seed)[0])
             for name in session.pairs:
@@ -211,7 +210,7 @@ def check(model: ModelLike, path: AnyPath) -> ComparisonReport:
     golden, samples = _read(path_of(path, "a golden file"))
     kept = iter(zip(golden.outputs, samples, strict=True))
     known = {signature.name: signature for signature in golden.signatures}
-    names = os.fspath(path), name_of(model, "model")
+    names = (os.fspath(path), name_of(model, "model"))
     compared = dict[str, SignatureComparison]()
     remarks = list[str]()
     with Worker() as worker, Opened(model).main().file() as file:

@@ -250,16 +250,18 @@ def both_open(
     with ExitStack() as stack:
         worker = stack.enter_context(Worker(time_limit=_SECONDS_PER_REQUEST))
         worker.start()
-        files = [stack.enter_context(Opened(model).main().file()) for model in (a, b)]
-        models = [load(file) for file in files]
-        ours, theirs = map(describe, models)
+        file_a = stack.enter_context(Opened(a).main().file())
+        file_b = stack.enter_context(Opened(b).main().file())
+        models = (load(file_a), load(file_b))
+        ours = describe(models[0])
+        theirs = describe(models[1])
         _check_shapes(shapes, ours)
         wanted = "*" if signatures is None else signatures
         sides = (begun.a, begun.b)
         pairs: dict[str, Pair] = {}
         for name in match_names("signature", wanted, [*(ours | theirs)]):
             pairs[name] = Pair.of(ours.get(name), theirs.get(name), sides, shapes)
-        yield Both(begun, worker, files, models, pairs, tell)
+        yield Both(begun, worker, (file_a, file_b), models, pairs, tell)
 
 
 def _check_shapes(shapes: Shapes, signatures: Mapping[str, SignatureInfo]) -> None:

@@ -253,18 +253,14 @@ def proof(site: Verdict) -> str:
     """The outcome of a site's verification, and notes on the site."""
     figures = site.proof
     if figures is None:
-        return "; ".join(filter(None, (_ran(site), site.note, *site.failed)))
+        # An input that no operator reads has nothing to run.
+        ran = "not run" if site.added else ""
+        return "; ".join(filter(None, (ran, site.note, *site.failed)))
     differs = "equal" if not figures.max_abs else f"differs by up to {figures.max_abs:.3g}"
     text = "bit for bit equal" if figures.bitwise else differs
     text += f" ({figures.steps} steps)" if figures.steps else ""
-    ran = f"same structure as {figures.like}, not run" if figures.like else _ran(site)
+    ran = f"same structure as {figures.like}, not run" if figures.like else extent(figures.ran)
     return "; ".join(filter(None, (text, ran, site.note, *site.failed, figures.note)))
-
-
-def _ran(site: Verdict) -> str:
-    if site.proof is None:
-        return "not run" if site.added else ""  # an input that no operator reads has nothing to run
-    return "of the same structure, not run" if site.proof.like else extent(site.proof.ran)
 
 
 def extent(ran: Sequence[Ran]) -> str:

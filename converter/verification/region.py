@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from edge_opt.ir import DType, Model, Operator, OperatorCode, Quantization, Subgraph, Tensor
 from edge_opt.ir.operators import BUILTIN_OPERATORS, Effect, operators_that
-from edge_opt.ir.walk import cut_out, is_pure, needed_for, walked
+from edge_opt.ir.walk import cut_out, has_effects, needed_for, walked
 from edge_opt.runtime.inputs import InputHint, Side
 from edge_opt.schema.table import key_of
 from edge_opt.verification.check import Check, Exact, Reference, Table, rounded_by_shape
@@ -80,26 +80,37 @@ def region_of(rewrite: Rewrite, check: Check, name: str, seed: int = 0) -> Regio
     """Cut out both versions of a rewritten region; for a `Table`, its reference takes the old version's place."""
     if isinstance(check, Table) and check.reference is not None:
         before, after = _with_reference(rewrite, check.reference)
-        trial = replace(check.trial((), None), seed=seed, tolerance=check.tolerance)
-        return Region(before, after, name, check, trial)
-    inputs = rewrite.inputs()
+        trial = check.trial((), None)
+    else:
+        outputs, before, after = _versions(rewrite)
+        trial = check.trial(_hints(rewrite, before.subgraphs[0]), _parts(rewrite, outputs))
+    trial = replace(trial, seed=seed, tolerance=check.tolerance)
+    return Region(before, after, name, check, trial)
+
+
+def _versions(rewrite: Rewrite) -> tuple[Sequence[Tensor], Model, Model]:
+    """The outputs to compare, and both versions; without side effects, only the parts that differ."""
     outputs = rewrite.outputs()
     old: Sequence[Operator] = rewrite.old
     new: Sequence[Operator] = rewrite.new
-    if all(is_pure(operator, rewrite.model.subgraphs) for operator in (*old, *new)):
+    if not has_effects((*old, *new), rewrite.model.subgraphs):
         outputs = rewrite.changed()
         old = needed_for(outputs, old)
         new = needed_for(outputs, new)
+    inputs = rewrite.inputs()
     before = cut_out(rewrite.model, old, inputs, outputs)
-    after = cut_out(rewrite.model, new, inputs, outputs)
-    sides = _sides(before.subgraphs[0])
-    hints = [InputHint(side=sides.get(tensor, "other")) for tensor in before.subgraphs[0].inputs]
+    return outputs, before, cut_out(rewrite.model, new, inputs, outputs)
+
+
+def _hints(rewrite: Rewrite, before: Subgraph) -> list[InputHint]:
+    """What each input of the region is, by position."""
+    sides = _sides(before)
+    hints = [InputHint(side=sides.get(tensor, "other")) for tensor in before.inputs]
     mask = rewrite.mask
     if mask is not None and not mask.tensor.is_constant:
-        hints[inputs.index(mask.tensor)] = InputHint("mask", mask.masked, mask.opened)
-    trial = check.trial(hints, _parts(rewrite, outputs))
-    trial = replace(trial, seed=seed, tolerance=check.tolerance)
-    return Region(before, after, name, check, trial)
+        place = rewrite.inputs().index(mask.tensor)
+        hints[place] = InputHint("mask", mask.masked, mask.opened)
+    return hints
 
 
 def _parts(rewrite: Rewrite, outputs: Sequence[Tensor]) -> Parts | None:
