@@ -274,7 +274,7 @@ class _Search:
             short_name=short(tensor),
             figures=replace(figures, name=tensor.name),
             names=legend,
-            constants=tuple(_differing(_constants(cone_a), _constants(cone_b))),
+            constants=tuple(_differing(cone_a, cone_b)),
             reason="; ".join(self._remarks()),
         )
 
@@ -296,9 +296,10 @@ def _constants(operators: Iterable[Operator]) -> dict[str, Data]:
     return found
 
 
-def _differing(ours: Mapping[str, Data], theirs: Mapping[str, Data]) -> Iterator[str]:
-    """The names of constants that both have, with different content."""
-    for name, data in ours.items():
-        other = theirs.get(name)
+def _differing(ours: Iterable[Operator], theirs: Iterable[Operator]) -> Iterator[str]:
+    """The names of constants that operators of both models read, with different content."""
+    others = _constants(theirs)
+    for name, data in _constants(ours).items():
+        other = others.get(name)
         if other is not None and not np.array_equal(data.view(), other.view()):
             yield name

@@ -273,7 +273,19 @@ class _Rewriting:
         audit = Audit(model)
         with doubted(model.subgraphs):
             for graph, name in owners.items():
-                self._run(passes, self._context(part, graph, name, audit))
+                context = Context(
+                    model,
+                    graph,
+                    part.signature(name),
+                    self.target,
+                    Constants(model),
+                    verifier=self.verifier,
+                    on_site=self._add,
+                    positions=self.positions,
+                    exported=self.exported,
+                    audit=audit,
+                )
+                self._run(passes, context)
         sites = self.result.sites[done:]
         is_converted = _any_converted(sites)
         if is_converted:
@@ -289,20 +301,6 @@ class _Rewriting:
         audit.check()
         if is_converted:
             models.mark_converted(model, self.target.name)
-
-    def _context(self, part: Part, graph: Subgraph, name: str, audit: Audit) -> Context:
-        return Context(
-            part.model,
-            graph,
-            part.signature(name),
-            self.target,
-            Constants(part.model),
-            verifier=self.verifier,
-            on_site=self._add,
-            positions=self.positions,
-            exported=self.exported,
-            audit=audit,
-        )
 
     def _run(self, passes: Iterable[Pass], context: Context) -> None:
         """Run passes on one entry point, and look for attention that is left after it was split."""

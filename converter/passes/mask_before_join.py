@@ -36,7 +36,8 @@ class MaskBeforeJoin(Pass):
 
 def _join_above(context: Context, addition: Operator) -> Operator | None:
     """The CONCATENATION of logits along their columns that only this ADD reads, before a SOFTMAX; else None."""
-    if addition.name != "ADD" or _names(addition.outputs[0].consumers) != ["SOFTMAX"]:
+    readers = addition.outputs[0].consumers
+    if addition.name != "ADD" or len(readers) != 1 or readers[0].name != "SOFTMAX":
         return None
     for joined, mask in (addition.inputs, addition.inputs[::-1]):
         if joined is None or mask is None or joined.producer is None:
@@ -47,10 +48,6 @@ def _join_above(context: Context, addition: Operator) -> Operator | None:
             *shorter, longest = sorted(part.shape[-1] for part in _parts(join))
             return join if longest > sum(shorter) else None
     return None
-
-
-def _names(operators: Iterable[Operator]) -> list[str]:
-    return [operator.name for operator in operators]
 
 
 def _parts(join: Operator) -> list[Tensor]:

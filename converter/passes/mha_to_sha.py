@@ -142,9 +142,9 @@ def _site(context: Context, block: Block) -> Site:
     preferred = target.form
     if heads == 1 or preferred == AS_FOUND:
         preferred = "split" if heads == 1 or block.merged else "unpack"
-    forms = {preferred: FORMS[preferred], **(FORMS if heads > 1 else {})}
-    builds = {name: partial(_build, context, tiled, form, note) for name, form in forms.items()}
-    return site(build=builds.pop(preferred), others=builds)
+    builds = {name: partial(_build, context, tiled, form, note) for name, form in FORMS.items()}
+    build = builds.pop(preferred)
+    return site(build=build, others=builds if heads > 1 else {})
 
 
 def _tiled(target: Target, block: Block) -> Block:

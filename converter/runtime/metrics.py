@@ -124,8 +124,10 @@ def measure(
     """
     assert a.shape == b.shape, "shapes must be equal"
     if a.dtype == b.dtype and a.dtype.kind == "c":
-        a, b = (array[..., np.newaxis].view(array.real.dtype) for array in (a, b))
-    one, other = (np.ascontiguousarray(array).reshape(-1) for array in (a, b))
+        a = a[..., np.newaxis].view(a.real.dtype)
+        b = b[..., np.newaxis].view(b.real.dtype)
+    one = np.ascontiguousarray(a).reshape(-1)
+    other = np.ascontiguousarray(b).reshape(-1)
     infos = (quantized_a, quantized_b)
     pieces: list[Difference] = []
     for begin in range(0, max(one.size, 1), _PIECE):

@@ -157,7 +157,7 @@ def _named(details: list[Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def _refusals(where: str = "") -> Iterator[None]:
+def _refusals(where: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, RuntimeError, TypeError, MemoryError) as error:

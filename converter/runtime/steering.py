@@ -7,7 +7,7 @@ is not known to take any number.
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Literal
 
@@ -59,28 +59,26 @@ class _Limit:
     clamps: bool = False
 
 
-@dataclass(slots=True)
 class Steering:
     """The calls and variables of a model, through which values pass; answers for any of its inputs."""
 
-    model: Model
-    passed: dict[Tensor, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
-    ends: set[Tensor] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
+    def __init__(self, model: Model) -> None:
+        self._subgraphs = model.subgraphs
+        self._passed = defaultdict[Tensor, list[Tensor]](list)
+        self._ends = set[Tensor]()
         # Any variable may be read where any is written.
         memory = Tensor("variables", (), DType.RESOURCE)
-        for operator in chain.from_iterable(self.model.subgraphs):
+        for operator in chain.from_iterable(self._subgraphs):
             if KINDS[operator.code.name].effect is Effect.CALLING:
                 self._add_call(operator)
             elif operator.name == "READ_VARIABLE":
-                self.passed[memory] += operator.outputs
+                self._passed[memory] += operator.outputs
             elif operator.name == "ASSIGN_VARIABLE":
                 self._pass(operator.inputs[1:], [memory])
 
     def _add_call(self, operator: Operator) -> None:
         """Note which tensors of a call have the same numbers: arguments, results, and what a loop hands over."""
-        called = [self.model.subgraphs[index] for index in subgraph_indices(operator.options)]
+        called = [self._subgraphs[index] for index in subgraph_indices(operator.options)]
         for graph in called:
             # IF has its condition before the operands that it passes on.
             self._pass(operator.inputs[len(operator.inputs) - len(graph.inputs) :], graph.inputs)
@@ -89,7 +87,7 @@ class Steering:
                 self._pass(graph.outputs, operator.outputs)
             return
         condition, body = called
-        self.ends.update(condition.outputs)
+        self._ends.update(condition.outputs)
         for targets in (condition.inputs, body.inputs, operator.outputs):
             self._pass(body.outputs, targets)
         self._pass(operator.inputs, operator.outputs)
@@ -97,7 +95,7 @@ class Steering:
     def _pass(self, sources: Sequence[Tensor | None], targets: Sequence[Tensor]) -> None:
         for source, target in zip(sources, targets, strict=False):
             if source is not None:
-                self.passed[source].append(target)
+                self._passed[source].append(target)
 
     def limits(self, tensor: Tensor) -> tuple[int, int | None]:
         """The entries of the smallest table that an input indexes (0: none), and the end of the accepted integers.
@@ -107,9 +105,9 @@ class Steering:
         met = _Met()
 
         def beyond(reached: _Reached) -> Iterator[_Reached]:
-            if reached.tensor in self.ends:
+            if reached.tensor in self._ends:
                 met.unknown.add(reached.how)
-            for other in self.passed.get(reached.tensor, ()):
+            for other in self._passed.get(reached.tensor, ()):
                 yield replace(reached, tensor=other)
             for operator in reached.tensor.consumers:
                 for place, given in enumerate(operator.inputs):
@@ -126,7 +124,6 @@ class Steering:
         return met.limits()
 
 
-@dataclass(frozen=True, slots=True)
 class _Met:
     """The operands that end the paths: limits of those that the unchanged input reaches, the others, unknown ones.
 
@@ -134,9 +131,10 @@ class _Met:
     SELECT(i < 0, i + n, i). Where a comparison decides, a table that the input itself indexes tells its range.
     """
 
-    ends: dict[tuple[Operator, int], _Limit] = field(default_factory=dict)
-    changed: set[tuple[Operator, int]] = field(default_factory=set)
-    unknown: set[How] = field(default_factory=set)
+    def __init__(self) -> None:
+        self.ends: dict[tuple[Operator, int], _Limit] = {}
+        self.changed = set[tuple[Operator, int]]()
+        self.unknown = set[How]()
 
     def add(self, how: How, operator: Operator, place: int, limit: _Limit | None) -> None:
         """Note an operand; without a limit it is unknown what it accepts."""

@@ -5,6 +5,7 @@ such as a change of options that old and new operators share, and later changes 
 """
 
 from collections.abc import Hashable, Iterable, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from edge_opt.base.errors import EdgeOptError
@@ -109,7 +110,7 @@ class Audit:
         subgraphs = self._model.subgraphs
         called = tuple(subgraphs[index] for index in subgraph_indices(operator.options))
         if called not in self._pure_bodies:
-            inside = [one for graph in called for one in graph]
+            inside = list(chain.from_iterable(called))
             self._pure_bodies[called] = not has_effects(inside, subgraphs)
         return self._pure_bodies[called] and not is_impure(operator)
 

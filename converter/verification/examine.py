@@ -8,6 +8,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 
 from edge_opt.base.errors import ModelFormatError
 from edge_opt.base.words import many, shortened
@@ -215,7 +216,7 @@ def judge(outcome: Outcome, region: Region) -> Proof:
         reason = f"cannot be verified: {outcome.inconclusive}, so a wrong rewrite would give the same result"
         return inconclusive(check, reason)
     ran = outcome.found[""]
-    differences = [difference for found in ran.values() for difference in found]
+    differences = list(chain.from_iterable(ran.values()))
     exact = not region.trial.limits and not region.rounded
     return Proof(
         check,

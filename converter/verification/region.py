@@ -60,7 +60,7 @@ class Region:
         if not isinstance(self.check, Exact):
             return ""
         graphs = [*self.before.subgraphs, *self.after.subgraphs]
-        return rounded_by_shape(operator for graph in graphs for operator in graph)
+        return rounded_by_shape(chain.from_iterable(graphs))
 
 
 def multiply_adds(model: Model) -> int:
