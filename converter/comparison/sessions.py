@@ -30,7 +30,7 @@ def orders(signatures: Sequence[SignatureInfo]) -> list[list[str]]:
 
 
 def call_counts(signatures: Sequence[SignatureInfo]) -> dict[str, int]:
-    """How often each signature is called. A cycle of all that keep state calls each as often as there are such."""
+    """How often each signature is called. In one cycle, each that keeps state runs once after every such signature."""
     stateful = sum(signature.keeps_state for signature in signatures)
     cycles = -(-_LEAST_CALLS // max(stateful, 1))
     counts: dict[str, int] = {}

@@ -154,7 +154,7 @@ def convert(
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """Leave out garbage collections: a model is many objects that live to the end; looking at them takes a tenth."""
+    """Pause garbage collection: a model's many objects live to the end, and scanning them takes a tenth of the time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -220,7 +220,7 @@ def _destination(
 
 @contextmanager
 def _carrying(result: ConversionResult) -> Iterator[None]:
-    """Attach the result so far to errors that the block raises."""
+    """Attach the result so far to errors that are raised in the block."""
     try:
         yield
     except (EdgeOptError, KeyboardInterrupt) as error:

@@ -26,7 +26,7 @@ _WINDOW = 512
 VARIANTS = 6
 _WHOLE = 2
 _SHORTER = 4
-"""Kinds of integers for an input that may be any, one for each run: 0 or 1, of all bits, or of few."""
+"""Kinds of random integers for an input that may hold any, one for each run: 0 and 1, then all bits, then few."""
 
 Side = Literal["added", "left", "right", "other"]
 """Use of an input: added to the logits of a SOFTMAX, an operand of the product before it, or something else."""
@@ -123,11 +123,12 @@ def plan(
 
 
 def _has_no_role(info: TensorInfo, role: Role) -> bool:
+    """True for a plain integer whose name does not show what it is."""
     return info.is_plain_integer and role == "data"
 
 
 def _unknown(info: TensorInfo, run: int) -> dict[str, Any]:
-    """Facts of the plan of an integer whose name tells nothing, from what its readers accept."""
+    """Facts about an integer whose name does not show its role, from what its readers accept."""
     if info.accepts:
         return {"role": "index", "limit": info.accepts}
     return {} if info.accepts is None else {"role": "integer", "variant": run % VARIANTS}
@@ -290,7 +291,7 @@ def _data(planned: InputPlan, source: TensorInfo) -> NDArray[Any]:
 
 
 def _integers(planned: InputPlan) -> NDArray[np.int64]:
-    """Tokens and indices in their range; integers that may be any; others 0 or 1, as they may steer something."""
+    """Tokens and indices in their range, any integers, or 0 and 1 for inputs that may steer something."""
     info = planned.info
     low = 0
     high = 2
@@ -303,9 +304,10 @@ def _integers(planned: InputPlan) -> NDArray[np.int64]:
 
 
 def _wide(planned: InputPlan) -> NDArray[np.int64]:
-    """Integers that may be any: first 0 and 1, then 1 and 0 (of 8 and 16 bits: all), then of all bits, then of 4 to 14.
+    """Integers for an input that may hold any, by `variant`: 0 and 1, the opposite, twice all bits, twice 4 to 14 bits.
 
-    Positive and negative ones take turns, by element and by variant.
+    In types of 8 and 16 bits, every variant draws from the whole range. Positive and negative numbers alternate, by
+    element and by variant.
     """
     count = planned.info.elements
     types = (planned.info, planned.source or planned.info)

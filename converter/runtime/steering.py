@@ -39,7 +39,7 @@ _BOUNDED = frozenset({"ARG_MAX", "ARG_MIN", "SHAPE", "RANK", "ZEROS_LIKE"})
 _KEEPS_PLACES = frozenset({"CAST", "EXPAND_DIMS", "RESHAPE", "SQUEEZE"})
 
 How = Literal["same", "changed", "decided"]
-"""What became of the input's values: nothing, other numbers, or what a comparison decided."""
+"""How the input's values arrive: unchanged, as other numbers, or as the result of a comparison."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +125,12 @@ class Steering:
 
 
 class _Met:
-    """The operands that end the paths: limits of those that the unchanged input reaches, the others, unknown ones.
+    """The operands that end the paths.
 
-    Changed numbers may index only where unchanged ones do, too: exporters wrap negative indices by
-    SELECT(i < 0, i + n, i). Where a comparison decides, a table that the input itself indexes tells its range.
+    `ends` has the limits of those that the unchanged input reaches, `changed` those that other numbers reach; `unknown`
+    says how values reach operands whose limits nobody knows. Changed numbers may index only where unchanged ones do,
+    too: exporters wrap negative indices by SELECT(i < 0, i + n, i). Where a comparison decides, a table that the input
+    itself indexes tells its range.
     """
 
     def __init__(self) -> None:
@@ -137,7 +139,7 @@ class _Met:
         self.unknown = set[How]()
 
     def add(self, how: How, operator: Operator, place: int, limit: _Limit | None) -> None:
-        """Note an operand; without a limit it is unknown what it accepts."""
+        """Note an operand; without a limit, nobody knows what it accepts."""
         if limit is None:
             self.unknown.add(how)
         elif how == "same":
