@@ -296,7 +296,7 @@ def _number_compared(operator: Operator) -> Tensor | None:
     """The only operand of a comparison that is a constant of one element, if there is one."""
     if operator.name not in _OPPOSITE:
         return None
-    given = [tensor for tensor in operator.inputs if tensor is not None]
+    given = filter(None, operator.inputs)
     numbers = [tensor for tensor in given if tensor.has_numbers and tensor.elements == 1]
     return numbers[0] if len(numbers) == 1 else None
 
