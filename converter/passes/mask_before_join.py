@@ -36,8 +36,10 @@ class MaskBeforeJoin(Pass):
 
 def _join_above(context: Context, addition: Operator) -> Operator | None:
     """The CONCATENATION of logits along their columns that only this ADD reads, before a SOFTMAX; else None."""
+    if addition.name != "ADD":
+        return None
     readers = addition.outputs[0].consumers
-    if addition.name != "ADD" or len(readers) != 1 or readers[0].name != "SOFTMAX":
+    if len(readers) != 1 or readers[0].name != "SOFTMAX":
         return None
     for joined, mask in (addition.inputs, addition.inputs[::-1]):
         if joined is None or mask is None or joined.producer is None:
