@@ -83,10 +83,10 @@ def convert(model: Model, target: Target, verifier: Verifier | None) -> list[Ver
             # What is allowed to differ by a step is judged by its own proof, not by bits.
             if isinstance(chosen.check, Exact):
                 operators = set(graph.operators)
-                reports += run_pass(chosen, context)
-                reports += (
-                    left_over(context, reports, operators) if chosen.name == MhaToSha.name else []
-                )
+                verdicts = run_pass(chosen, context)
+                reports += verdicts
+                if chosen.name == MhaToSha.name:
+                    reports += left_over(context, verdicts, operators)
     remove_unused(model, usage)
     audit.check()
     return reports

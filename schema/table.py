@@ -186,7 +186,7 @@ class Table:
         """Equal for tables of one type with equal contents, in all fields but those `without`; a default is absent."""
         defaults = self.spec.default_keys
         fields = [
-            (name, _key(value))
+            (name, key_of(value))
             for name, value in sorted(self.fields.items())
             if name not in without
         ]
@@ -206,11 +206,12 @@ class Table:
         return f"{self.spec.name}({', '.join(self.fields)})"
 
 
-def _key(value: Any) -> Hashable:
+def key_of(value: Any) -> Hashable:
+    """Equal for equal values of a field, tables included; None is a value."""
     if isinstance(value, Table):
         return value.key()
     if isinstance(value, list):
-        return tuple(map(_key, value))
+        return tuple(map(key_of, value))
     if isinstance(value, Data):
         return value.key
     if isinstance(value, np.ndarray):

@@ -10,9 +10,9 @@ from edge_opt.ir import Constants, Model, load, to_bytes
 from edge_opt.ir.parse import parse
 from edge_opt.ir.refusal import Reason, RefusedError
 from edge_opt.passes import PASSES, Check, Context, Pass, Proof, Rewrite, Verdict, run_pass
-from edge_opt.passes.contract import RegionVerifier
 from edge_opt.targets import Target, load_target
 from edge_opt.verification.audit import Audit
+from edge_opt.verification.examine import Verifier
 
 TESTDATA = Path(__file__).parent.parent / "testdata"
 SELECT_PAGE = (TESTDATA / "reference_select.txt").read_text()
@@ -60,7 +60,7 @@ def run(
     model: Model,
     *passes: Pass | str,
     target: Target | None = None,
-    verifier: RegionVerifier | None = None,
+    verifier: Verifier | None = None,
 ) -> list[Verdict]:
     """Run passes over subgraph 0, as a conversion does."""
     graph, facts = model.subgraphs[0], target or load_target("generic")

@@ -614,10 +614,7 @@ def test_a_converted_graph_is_searched_again_for_heads_that_no_site_reports() ->
     kept = replace(site, anchor=found.anchor, status=Status.SETTLED)
     assert list(left_over(context, [site, kept], left.operators)) == []
     renamed = replace(site, pass_name="own")
-    assert list(left_over(context, [renamed], left.operators)) == []
-    assert [one.pass_name for one in left_over(context, [renamed], left.operators, "own")] == [
-        "own"
-    ]
+    assert [one.pass_name for one in left_over(context, [renamed], left.operators)] == ["own"]
 
 
 def test_products_far_behind_each_other_are_a_pair_all_the_same() -> None:

@@ -377,12 +377,12 @@ def test_a_subclass_of_another_name_is_searched_for_what_it_left(monkeypatch: Pa
     class Own(mha_to_sha.MhaToSha):
         name = "own"
 
-    def found(_: Context, verdicts: list[Verdict], __: object, name: str) -> list[Verdict]:
-        return [replace(verdicts[0], status=Status.SKIPPED, operator=f"left by {name}")]
+    def found(_: Context, verdicts: list[Verdict], __: object) -> list[Verdict]:
+        return [replace(verdicts[0], status=Status.SKIPPED, operator="left")]
 
     monkeypatch.setattr("edge_opt.conversion.run.left_over", found)
     last = sites_of(SELECT_PAGE, passes=["mask_to_add", Own()])[-1]
-    assert (last.pass_name, last.operator) == ("own", "left by own")
+    assert (last.pass_name, last.operator) == ("own", "left")
 
 
 def test_a_folder_gets_the_text_before_and_after_each_pass_that_changed_something(

@@ -101,3 +101,11 @@ def test_only_leading_axes_of_one_may_be_left_out_and_the_cache_must_hold_more_k
 def test_only_targets_that_ask_for_it_get_it() -> None:
     assert run(parse(FLOAT), "mask_before_join", target=load_target("generic")) == []
     assert len(run(parse(FLOAT), "mask_before_join", target=load_target("qualcomm-htp"))) == 1
+
+
+def test_operators_without_results_are_passed_over() -> None:
+    variable = (
+        '  %h: resource[] = VAR_HANDLE() {shared_name: "v"}\n  ASSIGN_VARIABLE(%h, %logits)\n'
+    )
+    text = FLOAT.replace("  %masked", f"{variable}  %masked")
+    assert run(parse(text), "mask_before_join", target=TARGET) == []

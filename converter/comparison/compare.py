@@ -7,6 +7,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate, groupby
 from typing import Literal
 
@@ -33,6 +34,8 @@ from edge_opt.runtime.tensors import Kernels
 from edge_opt.schema.data import Data
 
 Place = Literal["cpu", "reference"]
+Twins = tuple[Tensor, Tensor]
+"""A tensor of `a` and its counterpart in `b`."""
 
 KERNELS: dict[str, Kernels] = {"cpu": "xnnpack", "reference": "reference"}
 _MOST_BYTES = 192 << 20  # of the tensors that are looked at together
@@ -91,35 +94,15 @@ def compare(
         # First, so that missing parts are reported before the long work.
         report = replace(report, generation=compare_generation(a, b, generate, seed, kernels))
     with both_open(a, b, report, signatures=signatures, shapes=shapes, progress=progress) as both:
-
-        def compared(session: Session) -> list[SignatureComparison]:
-            """Run one model after the other, and measure the outputs that both have."""
-            ours, theirs = session.calls(seed)
-            with tempfile.TemporaryDirectory(prefix="edge-opt-") as folder:
-                results = both.worker.run_calls(both.files[0], ours, kernels)
-                for call, arrays in enumerate(results):
-                    _move(arrays, f"{folder}/{call}")
-                others = both.worker.run_calls(both.files[1], theirs, kernels)
-                return [
-                    both.measure_all(
-                        pair,
-                        [*zip(session.of(name, results), session.of(name, others), strict=True)],
-                    )
-                    for name, pair in session.pairs.items()
-                ]
-
-        report = both.compared(compared)
-        states = [text for session in sessions(both.pairs) for text in session.remarks()]
-        report = replace(report, remarks=(*report.remarks, *states))
-        outside = [
-            (one.name, each.name)
-            for one in report.signatures
-            for each in one.outputs
-            if each.outside
-        ]
-        if not outside or not locate:
+        report = both.compared(partial(_run_both, both, kernels))
+        remarks = list(report.remarks)
+        for session in sessions(both.pairs):
+            remarks += session.remarks()
+        report = replace(report, remarks=tuple(remarks))
+        outside = _first_outside(report)
+        if outside is None or not locate:
             return report
-        name, output = outside[0]
+        name, output = outside
         try:
             session = next(one for one in sessions(both.pairs) if name in one.pairs)
             found = first_difference(both, session, name, output, kernels)
@@ -129,10 +112,33 @@ def compare(
         return replace(report, first_difference=found)
 
 
+def _run_both(both: Both, kernels: Kernels, session: Session) -> Iterator[SignatureComparison]:
+    """Run one model after the other, and measure the outputs that both have."""
+    ours, theirs = session.calls(both.begun.seed)
+    with tempfile.TemporaryDirectory(prefix="edge-opt-") as folder:
+        results = both.worker.run_calls(both.files[0], ours, kernels)
+        for call, arrays in enumerate(results):
+            _move(arrays, f"{folder}/{call}")
+        others = both.worker.run_calls(both.files[1], theirs, kernels)
+        for name, pair in session.pairs.items():
+            runs = zip(session.of(name, results), session.of(name, others), strict=True)
+            yield both.measure_all(pair, list(runs))
+
+
+def _first_outside(report: ComparisonReport) -> tuple[str, str] | None:
+    """The signature and the name of the first output with elements outside the tolerances."""
+    for signature in report.signatures:
+        for output in signature.outputs:
+            if output.outside:
+                return signature.name, output.name
+    return None
+
+
 def _move(arrays: Arrays, stem: str) -> None:
     """Replace arrays by memory-mapped files, whose names begin with `stem`."""
     for place, name in enumerate(arrays):
-        np.save(path := f"{stem}.{place}.npy", arrays[name])
+        path = f"{stem}.{place}.npy"
+        np.save(path, arrays[name])
         arrays[name] = np.load(path, mmap_mode="r")
 
 
@@ -148,26 +154,39 @@ def first_difference(
         RuntimeFailed: a cut model does not run.
     """
     pair = session.pairs[name]
-    sides = [model.arguments(name) for model in both.models]
-    infos = next(infos for infos in pair.outputs if infos[0].name == output)
-    ends = sides[0][2][infos[0].name], sides[1][2][infos[1].name]
-    # Numeric tensors that the output depends on, by name in execution order; only unique names.
-    named: list[dict[str, Tensor]] = []
-    for (graph, *_), end in zip(sides, ends, strict=True):
-        tensors = [tensor for one in needed_for([end], graph.operators) for tensor in one.outputs]
-        counts = Counter(tensor.name for tensor in tensors if tensor is not end)
-        usable = (tensor for tensor in tensors if tensor.name and tensor.dtype.numpy is not None)
-        named.append({tensor.name: tensor for tensor in usable if counts[tensor.name] == 1})
-    pairs = [(tensor, named[1][name]) for name, tensor in named[0].items() if name in named[1]]
-    alike = [(one, other) for one, other in pairs if _form(one) == _form(other)]
-    graphs = [graph for graph, *_ in sides]
-    inputs = [given for _, given, _ in sides]
-    search = _Search(both, kernels, session, pair, graphs, inputs, [*alike, ends])
+    of_a, of_b = next(infos for infos in pair.outputs if infos[0].name == output)
+    graph_a, inputs_a, outputs_a = both.models[0].arguments(name)
+    graph_b, inputs_b, outputs_b = both.models[1].arguments(name)
+    ends = (outputs_a[of_a.name], outputs_b[of_b.name])
+    shared = [*_shared(_named(graph_a, ends[0]), _named(graph_b, ends[1])), ends]
+    search = _Search(both, kernels, session, pair, (graph_a, graph_b), (inputs_a, inputs_b), shared)
     for places in search.batches():
-        both.tell("looking for the first difference", places[0], len(search.shared))
-        if (found := search.look(places)) is not None:
+        both.tell("looking for the first difference", places[0], len(shared))
+        found = search.look(places)
+        if found is not None:
             return search.describe(*found)
-    return FirstDifference(pair.signature.name, reason=_VANISHED)
+    return FirstDifference(name, reason=_VANISHED)
+
+
+def _named(graph: Subgraph, end: Tensor) -> dict[str, Tensor]:
+    """Numeric tensors with unique names that `end` depends on, by name in execution order."""
+    tensors: list[Tensor] = []
+    for operator in needed_for([end], graph.operators):
+        tensors += operator.outputs
+    counts = Counter(tensor.name for tensor in tensors if tensor is not end)
+    found: dict[str, Tensor] = {}
+    for tensor in tensors:
+        if tensor.name and counts[tensor.name] == 1 and tensor.dtype.numpy is not None:
+            found[tensor.name] = tensor
+    return found
+
+
+def _shared(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> Iterator[Twins]:
+    """Tensors of both models that have the same name, shape and type."""
+    for name, one in ours.items():
+        other = theirs.get(name)
+        if other is not None and _form(one) == _form(other):
+            yield one, other
 
 
 def _form(tensor: Tensor) -> Hashable:
@@ -184,15 +203,15 @@ class _Search:
     pair: Pair
     graphs: Sequence[Subgraph]
     inputs: Sequence[Mapping[str, Tensor]]
-    shared: Sequence[tuple[Tensor, Tensor]]
+    shared: Sequence[Twins]
 
     def batches(self) -> Iterator[list[int]]:
         """Yield all places, in groups whose tensors fit into memory together."""
-        sizes = (tensor.dtype.byte_size(tensor.elements) or 0 for tensor, _ in self.shared)
         calls = self.session.order.count(self.pair.signature.name)
-        ends = enumerate(accumulate(size * calls for size in sizes))
-        for _, batch in groupby(ends, lambda each: (each[1] - 1) // _MOST_BYTES):
-            yield [place for place, _ in batch]
+        sizes = [calls * (one.dtype.byte_size(one.elements) or 0) for one, _ in self.shared]
+        ends = list(accumulate(sizes))
+        for _, batch in groupby(range(len(ends)), lambda place: (ends[place] - 1) // _MOST_BYTES):
+            yield list(batch)
 
     def look(self, places: Sequence[int]) -> tuple[int, OutputComparison] | None:
         """Run both models up to these tensors; return the first that differs, with its figures."""
@@ -204,11 +223,11 @@ class _Search:
                 outputs = self.both.worker.run_calls(file, calls, self.kernels)
             results.append(self.session.of(name, outputs))
         for place in places:
-            a, b = (tensor_info(tensor, tensor.name) for tensor in self.shared[place])
-            runs = (
-                (ours[str(place)], theirs[str(place)])
-                for ours, theirs in zip(*results, strict=True)
-            )
+            one, other = self.shared[place]
+            a = tensor_info(one, one.name)
+            b = tensor_info(other, other.name)
+            key = str(place)
+            runs = [(ours[key], theirs[key]) for ours, theirs in zip(*results, strict=True)]
             found = self.both.measure(a, b, runs)
             if not found.equal:
                 return place, found
@@ -218,9 +237,8 @@ class _Search:
         """The model whose signature has these outputs; without state, only the operators that compute them."""
         model = self.both.models[side]
         name = self.pair.signature.name
-        if (
-            self.pair.signature.keeps_state
-        ):  # any operator, in any signature, may compute what this one reads
+        if self.pair.signature.keeps_state:
+            # Any operator, in any signature, may compute what this one reads.
             return with_outputs(model, name, probes)
         operators = needed_for(probes.values(), self.graphs[side].operators)
         return cut_signature(model, name, operators, self.inputs[side], probes)
@@ -228,15 +246,14 @@ class _Search:
     def describe(self, place: int, figures: OutputComparison) -> FirstDifference:
         """Describe a difference; all shared tensors before it are equal."""
         equal = {tensor for both in self.shared[:place] for tensor in both}
-        cones = [
-            needed_for([root], graph.operators, equal)
-            for graph, root in zip(self.graphs, self.shared[place], strict=True)
-        ]
-        read = [tensor for cone in cones for tensor in reads(cone)]
+        tensor, other_tensor = self.shared[place]
+        cone_a = needed_for([tensor], self.graphs[0].operators, equal)
+        cone_b = needed_for([other_tensor], self.graphs[1].operators, equal)
         twins = {tensor: both for both in self.shared for tensor in both}
         legend: dict[str, str] = {}
-        known = {self.inputs[0][info.name]: f"%{info.name}" for info in self.pair.signature.inputs}
+        known: dict[Tensor, str] = {}
         for one, other in zip(self.pair.signature.inputs, self.pair.inputs, strict=True):
+            known[self.inputs[0][one.name]] = f"%{one.name}"
             known[self.inputs[1][other.name]] = f"%{one.name}"
 
         def short(tensor: Tensor) -> str:
@@ -247,19 +264,17 @@ class _Search:
                 known.update(dict.fromkeys(twins.get(tensor, (tensor,)), name))
             return known[tensor]
 
-        tensor = self.shared[place][0]
+        read = [one for one in reads([*cone_a, *cone_b]) if not one.is_constant]
         return FirstDifference(
             signature=self.pair.signature.name,
-            equal_before=tuple(
-                dict.fromkeys(short(tensor) for tensor in read if not tensor.is_constant)
-            ),
-            operators_a=tuple(operator_text(operator, short) for operator in cones[0]),
-            operators_b=tuple(operator_text(operator, short) for operator in cones[1]),
+            equal_before=tuple(dict.fromkeys(map(short, read))),
+            operators_a=tuple(operator_text(operator, short) for operator in cone_a),
+            operators_b=tuple(operator_text(operator, short) for operator in cone_b),
             tensor=tensor.name,
             short_name=short(tensor),
             figures=replace(figures, name=tensor.name),
             names=legend,
-            constants=tuple(_differing(_constants(cones[0]), _constants(cones[1]))),
+            constants=tuple(_differing(cone_a, cone_b)),
             reason="; ".join(self._remarks()),
         )
 
@@ -281,9 +296,10 @@ def _constants(operators: Iterable[Operator]) -> dict[str, Data]:
     return found
 
 
-def _differing(ours: Mapping[str, Data], theirs: Mapping[str, Data]) -> Iterator[str]:
-    """The names of constants that both have, with different content."""
-    for name, data in ours.items():
-        other = theirs.get(name)
+def _differing(ours: Iterable[Operator], theirs: Iterable[Operator]) -> Iterator[str]:
+    """The names of constants that operators of both models read, with different content."""
+    others = _constants(theirs)
+    for name, data in _constants(ours).items():
+        other = others.get(name)
         if other is not None and not np.array_equal(data.view(), other.view()):
             yield name

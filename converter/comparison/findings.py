@@ -7,9 +7,10 @@ distance to a NaN) is null.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import reduce
+from itertools import chain
 from typing import Any
 
 from edge_opt.base.record import Record
@@ -59,13 +60,23 @@ class OutputComparison(Difference):
             )
         return f"{text}, SNR {self.snr_db:.1f} dB"
 
+    def notes(self) -> Iterator[str]:
+        """Notes that do not affect the verdict, to follow the output's name."""
+        if self.sample_of:
+            part = f"{self.elements} of {self.sample_of} elements"
+            yield f": not bit-identical; compared were {part}, and minimum, maximum and sum of all"
+        if self.elements and not self.finite:
+            yield ": no element is finite in a"
+        if self.kl is not None and self.differing:
+            figures = f"top-1 agreement {self.top1:.2%}, KL divergence {self.kl:.3g} nats"
+            yield f", mean over rows of logits: {figures}"
+
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values, without figures if nothing was measured."""
         values = Record.to_dict(self)
-        names = ("name", "bitwise", "equal", "reason", "db")
-        return (
-            {name: values[name] for name in names} if self.reason and not self.elements else values
-        )
+        if self.elements or not self.reason:
+            return values
+        return {name: values[name] for name in ("name", "bitwise", "equal", "reason", "db")}
 
 
 def name_of(given: ModelLike, role: str) -> str:
@@ -82,26 +93,26 @@ def measured(
     logits: bool = False,
 ) -> OutputComparison:
     """Compare one output over all runs, each with the arrays of both models; see `metrics.measure`."""
+    name = info_a.name
     found = list[Difference]()
-    reason = ""
     for a, b in runs:
         if a.shape != b.shape:
-            return OutputComparison(
-                name=info_a.name, reason=f"shape {a.shape} in a, {b.shape} in b"
-            )
+            return OutputComparison(name=name, reason=f"shape {a.shape} in a, {b.shape} in b")
         if a.dtype != b.dtype and "c" in (a.dtype.kind, b.dtype.kind):
-            return OutputComparison(name=info_a.name, reason=f"{a.dtype} in a, {b.dtype} in b")
+            return OutputComparison(name=name, reason=f"{a.dtype} in a, {b.dtype} in b")
         found.append(
             measure(
                 a, b, quantized_a=info_a, quantized_b=info_b, tolerance=tolerance, logits=logits
             )
         )
+    reason = ""
     if info_a.quantized and info_b.quantized and info_a.quantization != info_b.quantization:
-        scales = (
-            f"scale {info.scales[0]:.6g}, zero point {info.zero_point}" for info in (info_a, info_b)
-        )
-        reason = "{} in a, {} in b".format(*scales)
-    return OutputComparison(**asdict(reduce(merge, found)), name=info_a.name, reason=reason)
+        reason = f"{_scale(info_a)} in a, {_scale(info_b)} in b"
+    return OutputComparison(**asdict(reduce(merge, found)), name=name, reason=reason)
+
+
+def _scale(info: TensorInfo) -> str:
+    return f"scale {info.scales[0]:.6g}, zero point {info.zero_point}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +140,17 @@ class SignatureComparison(Record):
     def measured(self) -> list[OutputComparison]:
         """The outputs that both models have."""
         return [output for output in self.outputs if output.elements or not output.reason]
+
+    def row(self) -> list[str]:
+        """Name, outputs, bit-identical ones, and the worst figures; those against the CPU only if there are any."""
+        same = sum(output.bitwise for output in self.outputs)
+        row = [self.name, str(len(self.outputs)), str(same), "-", "-"]
+        if self.measured:
+            row[3] = f"{max(output.max_abs for output in self.measured):.3g}"
+            row[4] = f"{min(output.snr_db for output in self.measured):.1f} dB"
+        sides = zip(*filter(None, (output.db for output in self.outputs)), strict=True)
+        row += (f"{min(side):.1f} dB" for side in sides)
+        return row
 
     def sentences(self) -> list[str]:
         """One sentence for each output that is not bit-identical, or the `reason`."""
@@ -226,7 +248,7 @@ class ComparisonReport(Record):
     @property
     def measured(self) -> list[OutputComparison]:
         """The outputs that both models have."""
-        return [output for signature in self.signatures for output in signature.measured]
+        return list(chain.from_iterable(signature.measured for signature in self.signatures))
 
     @property
     def equal(self) -> bool:
@@ -243,8 +265,10 @@ class ComparisonReport(Record):
 
     def differences(self) -> list[str]:
         """One sentence for each signature or output outside the tolerances; empty if `equal`."""
-        failed = [signature for signature in self.signatures if not signature.equal]
-        sentences = [text for signature in failed for text in signature.sentences()]
+        sentences: list[str] = []
+        for signature in self.signatures:
+            if not signature.equal:
+                sentences += signature.sentences()
         if self.generation is not None and not self.generation.equal:
             sentences.append(self.generation.sentence())
         if not sentences and not self.measured:
@@ -254,44 +278,19 @@ class ComparisonReport(Record):
     def rows(self) -> list[tuple[str, ...]]:
         """A table of the signatures with the worst figures of each; the first row is the header."""
         heads = ["signature", "outputs", "bit-identical", "max abs", "lowest SNR"]
-        apart = any(output.db for signature in self.signatures for output in signature.outputs)
-        heads += ["a to CPU", "b to CPU"] if apart else []
-        rows: list[tuple[str, ...]] = [tuple(heads)]
-        for one in self.signatures:
-            row = [
-                one.name,
-                str(len(one.outputs)),
-                str(sum(output.bitwise for output in one.outputs)),
-            ]
-            if one.measured:
-                row.append(f"{max(figures.max_abs for figures in one.measured):.3g}")
-                row.append(f"{min(figures.snr_db for figures in one.measured):.1f} dB")
-            sides = zip(
-                *(output.db for output in one.outputs if output.db is not None), strict=True
-            )
-            row += [f"{min(side):.1f} dB" for side in sides]
-            rows.append((*row, *["-"] * (len(heads) - len(row))))
-        return rows
+        rows = [one.row() for one in self.signatures]
+        if any(len(row) > len(heads) for row in rows):
+            heads += ["a to CPU", "b to CPU"]
+        rows.insert(0, heads)
+        return [(*row, *["-"] * (len(heads) - len(row))) for row in rows]
 
     def notes(self) -> list[str]:
         """Notes that do not affect the verdict: remarks, logits statistics, and outputs without finite elements."""
         lines = [*self.remarks]
-        for where, output in (
-            (one.name, output) for one in self.signatures for output in one.measured
-        ):
-            named = f"signature '{where}', output '{output.name}'"
-            if output.sample_of:
-                part = f"{output.elements} of {output.sample_of} elements"
-                lines.append(
-                    f"{named}: not bit-identical; compared were {part}, and minimum, maximum and sum of all"
-                )
-            if output.elements and not output.finite:
-                lines.append(f"{named}: no element is finite in a")
-            if output.kl is not None and output.differing:
-                lines.append(
-                    f"{named}, mean over rows of logits: top-1 agreement {output.top1:.2%}, KL divergence "
-                    f"{output.kl:.3g} nats"
-                )
+        for signature in self.signatures:
+            for output in signature.measured:
+                named = f"signature '{signature.name}', output '{output.name}'"
+                lines += (f"{named}{note}" for note in output.notes())
         return lines
 
     def summary(self) -> str:
@@ -302,16 +301,12 @@ class ComparisonReport(Record):
             more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
             return f"{differences[0]}{more}"
         outputs = f"all {many(count, 'output')} of {many(len(self.signatures), 'signature')}"
-        how = (
-            "bit-identical"
-            if self.bitwise
-            else f"equal within atol={self.atol:g}, rtol={self.rtol:g}"
-        )
+        within = f"equal within atol={self.atol:g}, rtol={self.rtol:g}"
+        text = f"{outputs} are {'bit-identical' if self.bitwise else within}"
         sampled = sum(output.sample_of > 0 for output in self.measured)
-        part = (
-            f" ({many(sampled, 'output')} by a sample, minimum, maximum and sum)" if sampled else ""
-        )
-        return f"{outputs} are {how}{part}"
+        if not sampled:
+            return text
+        return f"{text} ({many(sampled, 'output')} by a sample, minimum, maximum and sum)"
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON contract of `edge-opt compare --json`."""

@@ -3,11 +3,9 @@
 One model is loaded at a time, with its embedder and auxiliary model if the export has separate ones.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-
-import numpy as np
 
 from edge_opt.base.errors import UsageError
 from edge_opt.base.words import many
@@ -25,6 +23,7 @@ from edge_opt.runtime.tensors import (
     cache_length,
     caches_of,
     longest_prefill,
+    named_shapes,
     new_tokens,
     role_of,
 )
@@ -49,12 +48,31 @@ def find_parts(given: ModelLike) -> dict[str, Part]:
     for name, kind in ((EMBEDDER, EMBEDDER_SECTION), (AUXILIARY, AUXILIARY_SECTION)):
         part = opened.find(kind)
         if opened.path is not None and opened.bundle is None:
-            path = Path(opened.path)
-            names = f"{path.name.split('.', 1)[0]}.{name}.tflite", f"{name}.tflite"
-            part = next((Part(file) for file in map(path.with_name, names) if file.is_file()), None)
+            part = _beside(Path(opened.path), name)
         if part is not None:
             parts[name] = part
     return parts
+
+
+def _beside(path: Path, name: str) -> Part | None:
+    """The model of this name in the folder of the main model, if there is one."""
+    stem = path.name.split(".", 1)[0]
+    for file in (path.with_name(f"{stem}.{name}.tflite"), path.with_name(f"{name}.tflite")):
+        if file.is_file():
+            return Part(file)
+    return None
+
+
+@contextmanager
+def open_parts(parts: Mapping[str, Part]) -> Iterator[tuple[dict[str, Path], Described]]:
+    """The models' files, and their signatures."""
+    files: dict[str, Path] = {}
+    described: dict[str, list[SignatureInfo]] = {}
+    with ExitStack() as stack:
+        for name, part in parts.items():
+            files[name] = stack.enter_context(part.file())
+            described[name] = list(describe(part.model).values())
+        yield files, described
 
 
 def compare_generation(
@@ -77,9 +95,7 @@ def compare_generation(
     results = []
     with Worker() as worker:
         for name, parts in sides:
-            with ExitStack() as stack:
-                files = {role: stack.enter_context(part.file()) for role, part in parts.items()}
-                described = {role: [*describe(part.model).values()] for role, part in parts.items()}
+            with open_parts(parts) as (files, described):
                 loop = plan_loop(name, described, count, seed, prompt)
                 prompt = loop.prompt
                 tokens, logits = worker.generate(files, loop, kernels)
@@ -121,17 +137,28 @@ def plan_loop(
         raise UsageError(f"{name}: {stored} tokens do not fit into its cache of {cache}: {remedy}")
     if prompt is None:
         length = min(rows, cache - count) + 1
-        numbers = noise.integers(
-            noise.seed_of(seed, "prompt", 0), batch * length, 1, logits.shape[-1]
-        )
-        prompt = tuple(tuple(row) for row in np.reshape(numbers, (batch, length)).tolist())
-    steps = _calls(name, described, prefill, batch * rows), _calls(name, described, decode, batch)
-    past = {
-        info.name: info.shape[-1] - info.shape[-2]
-        for info in decode.inputs
-        if role_of(info) == "mask" and len(info.shape) > 2 and _is_split(decode)
-    }
-    return Loop(*steps, rows, prompt, count, logits, past=past)
+        stream = noise.seed_of(seed, "prompt", 0)
+        numbers = noise.integers(stream, batch * length, 1, logits.shape[-1])
+        prompt = tuple(map(tuple, numbers.reshape(batch, length).tolist()))
+    return Loop(
+        _calls(name, described, prefill, batch * rows),
+        _calls(name, described, decode, batch),
+        rows,
+        prompt,
+        count,
+        logits,
+        past=_past_columns(decode),
+    )
+
+
+def _past_columns(step: SignatureInfo) -> dict[str, int]:
+    """The number of columns of each mask that stand for the cache, if others stand for the new tokens."""
+    past: dict[str, int] = {}
+    if _is_split(step):
+        for info in step.inputs:
+            if role_of(info) == "mask" and len(info.shape) > 2:
+                past[info.name] = info.shape[-1] - info.shape[-2]
+    return past
 
 
 def _is_split(step: SignatureInfo) -> bool:
@@ -146,47 +173,61 @@ def _is_decode(step: SignatureInfo) -> bool:
     return sum("logits" in info.name for info in step.outputs) == 1
 
 
-def _names(infos: Iterable[TensorInfo]) -> set[str]:
-    return {info.name for info in infos}
-
-
-def _shapes(infos: Iterable[TensorInfo]) -> set[tuple[str, tuple[int, ...]]]:
-    return {(info.name, info.shape) for info in infos}
-
-
 def _calls(name: str, described: Described, step: SignatureInfo, count: int) -> tuple[Call, ...]:
     """Return the calls that compute a step's inputs from `count` tokens, the step, and the update of the caches."""
     where = f"{name}, signature '{step.name}'"
-    caches = caches_of(step).keys()
-    inputs = _shapes(step.inputs)
-    helpers = [
-        Call(model, one) for model in (EMBEDDER, AUXILIARY) for one in described.get(model, ())
-    ]
-    givers: dict[str, Call] = {}
-    for call in helpers:
-        for info in call.signature.outputs if not caches_of(call.signature) else ():
-            # LiteRT-LM makes masks itself; those of the auxiliary model lose a key of a ring in int16.
-            if (info.name, info.shape) in inputs and not (
-                _is_split(step) and role_of(info) == "mask"
-            ):
-                givers.setdefault(info.name, call)
-    before = dict.fromkeys(givers[info.name] for info in step.inputs if info.name in givers)
-    after: list[Call] = []
-    if _is_split(step) and caches.isdisjoint(_names(step.outputs)):
-        slices = {one for one in _shapes(step.outputs) if "slice" in one[0]}
-        fitting = (call for call in helpers if slices <= _shapes(call.signature.inputs))
-        after = [call for call in fitting if caches <= _names(call.signature.outputs)][:1]
+    helpers: list[Call] = []
+    for model in (EMBEDDER, AUXILIARY):
+        helpers += (Call(model, signature) for signature in described.get(model, ()))
+    givers = _givers(step, helpers)
+    calls = list(dict.fromkeys(givers[info.name] for info in step.inputs if info.name in givers))
+    calls.append(Call(MAIN, step))
+    update = _update(step, helpers)
+    if update is not None:
+        calls.append(update)
     computed: set[str] = set()
-    for call in (*before, Call(MAIN, step), *after):
+    for call in calls:
         for info in call.signature.inputs:
             if info.name not in computed or -1 in info.declared:
                 _check_input(where, call.model, info, count)
-        computed |= {info.name for info in call.signature.outputs}
-    if not caches & computed:
+        computed |= _names(call.signature.outputs)
+    if computed.isdisjoint(caches_of(step)):
         raise UsageError(
             f"{where}: no model updates its caches: put the export's {AUXILIARY}.tflite beside it"
         )
-    return (*before, Call(MAIN, step), *after)
+    return tuple(calls)
+
+
+def _givers(step: SignatureInfo, helpers: Iterable[Call]) -> dict[str, Call]:
+    """The first helper that computes an input of a step, by the input's name."""
+    inputs = named_shapes(step.inputs)
+    givers: dict[str, Call] = {}
+    for call in helpers:
+        if caches_of(call.signature):
+            continue
+        for info in call.signature.outputs:
+            # LiteRT-LM makes masks itself; those of the auxiliary model lose a key of a ring in int16.
+            is_left_out = _is_split(step) and role_of(info) == "mask"
+            if (info.name, info.shape) in inputs and not is_left_out:
+                givers.setdefault(info.name, call)
+    return givers
+
+
+def _update(step: SignatureInfo, helpers: Iterable[Call]) -> Call | None:
+    """The helper that puts a step's new keys and values into the caches, if the step does not do so itself."""
+    caches = caches_of(step).keys()
+    if not _is_split(step) or not caches.isdisjoint(_names(step.outputs)):
+        return None
+    slices = named_shapes(info for info in step.outputs if "slice" in info.name)
+    for call in helpers:
+        takes_slices = slices <= named_shapes(call.signature.inputs)
+        if takes_slices and caches <= _names(call.signature.outputs):
+            return call
+    return None
+
+
+def _names(infos: Iterable[TensorInfo]) -> set[str]:
+    return {info.name for info in infos}
 
 
 def _check_input(where: str, model: str, info: TensorInfo, count: int) -> None:

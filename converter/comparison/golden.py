@@ -77,23 +77,28 @@ class _Output(NamedTuple):
         if numbers.dtype.kind == "c":
             numbers = numbers.view(numbers.real.dtype)
         if numbers.dtype.kind == "f":
-            numbers = np.where(
-                np.isnan(numbers), numbers.dtype.type(np.nan), numbers
-            )  # payloads are not specified
+            # Payloads are not specified.
+            numbers = np.where(np.isnan(numbers), numbers.dtype.type(np.nan), numbers)
         checksum = hashlib.sha256(numbers.view(np.uint8).data).hexdigest()
         reals = info.reals(numbers)
         finite = reals[np.isfinite(reals)]
         count = finite.size
         if not count:
             finite = np.zeros(1)
-        others = [np.isnan(reals), np.isposinf(reals), np.isneginf(reals)]
-        nan, above, below = (int(np.count_nonzero(each)) for each in others)
-        kind = f"{array.dtype.name} {list(array.shape)}"
-        low = float(finite.min())
-        high = float(finite.max())
-        total = float(finite.sum())
-        magnitude = float(np.abs(finite).sum())
-        return cls(kind, checksum, low, high, total, magnitude, count, (nan, above, below))
+        return cls(
+            kind=f"{array.dtype.name} {list(array.shape)}",
+            checksum=checksum,
+            minimum=float(finite.min()),
+            maximum=float(finite.max()),
+            sum=float(finite.sum()),
+            magnitude=float(np.abs(finite).sum()),
+            finite=count,
+            others=(
+                int(np.isnan(reals).sum()),
+                int(np.isposinf(reals).sum()),
+                int(np.isneginf(reals).sum()),
+            ),
+        )
 
     def misses(self, now: "_Output", atol: float, rtol: float) -> str:
         """The first figure that shows that some element is outside the tolerances; empty if none does.
@@ -105,9 +110,8 @@ class _Output(NamedTuple):
             said = "{} NaN, {} infinite and {} -infinite elements"
             return f"{said.format(*now.others)}, recorded were {said.format(*self.others)}"
         largest = max(abs(self.minimum), abs(self.maximum))
-        lowest, highest = (
-            largest if rtol > 1 else abs(value) for value in (self.minimum, self.maximum)
-        )
+        lowest = largest if rtol > 1 else abs(self.minimum)
+        highest = largest if rtol > 1 else abs(self.maximum)
         bounds = (
             ("minimum", self.minimum, now.minimum, atol + rtol * lowest),
             ("maximum", self.maximum, now.maximum, atol + rtol * highest),
@@ -174,10 +178,9 @@ def record(
         described = describe(load(file))
         names = match_names("signature", "*" if signatures is None else signatures, [*described])
         chosen = [described[name] for name in names]
-        golden = _Golden(
-            _KIND, seed, atol, rtol, _BUDGET // max(_output_count(chosen), 1), chosen, []
-        )
-        pairs = {name: Pair.of(described[name], described[name], ("", ""), {}) for name in names}
+        share = _BUDGET // max(_output_count(chosen), 1)
+        golden = _Golden(_KIND, seed, atol, rtol, share, chosen, [])
+        pairs = {one.name: Pair.of(one, one, ("", ""), {}) for one in chosen}
         for session in sessions(pairs):
             results = worker.run_calls(file, session.calls(seed)[0])
             for name in session.pairs:
@@ -207,35 +210,27 @@ def check(model: ModelLike, path: AnyPath) -> ComparisonReport:
     golden, samples = _read(path_of(path, "a golden file"))
     kept = iter(zip(golden.outputs, samples, strict=True))
     known = {signature.name: signature for signature in golden.signatures}
-    names = os.fspath(path), name_of(model, "model")
+    names = (os.fspath(path), name_of(model, "model"))
     compared = dict[str, SignatureComparison]()
     remarks = list[str]()
     with Worker() as worker, Opened(model).main().file() as file:
         described = describe(load(file))
-        pairs = {
-            name: _pair(recorded, described.get(name), names) for name, recorded in known.items()
-        }
+        pairs = {name: _pair(one, described.get(name), names) for name, one in known.items()}
         for order in orders(golden.signatures):
+            runnable = {name: pairs[name] for name in order if not pairs[name].reason}
+            session = Session(runnable, [name for name in order if name in runnable])
+            remarks += session.remarks()
             recorded: dict[str, list[dict[str, _Recorded]]] = {}
             for name in dict.fromkeys(order):
                 infos = known[name].outputs
                 recorded[name] = [_by_name(infos, kept) for _ in range(order.count(name))]
-            runnable = {name: pairs[name] for name in recorded if not pairs[name].reason}
-            session = Session(runnable, [name for name in order if name in runnable])
-            remarks += session.remarks()
-            remarks += (
-                f"{name}/{text}"
-                for name in known
-                if name in order
-                for text in unknown_integers(known[name])
-            )
+                remarks += (f"{name}/{text}" for text in unknown_integers(known[name]))
             results = worker.run_calls(file, session.calls(golden.seed)[1])
             for name, calls in recorded.items():
                 pair = pairs[name]
-                outputs = list[OutputComparison]()
-                if name in runnable:
-                    runs = [*zip(calls, session.of(name, results), strict=True)]
-                    outputs = [_output(golden, name, infos, runs) for infos in pair.outputs]
+                # A signature that cannot be run has no results, and no outputs to compare.
+                runs = list(zip(calls, session.of(name, results), strict=False))
+                outputs = [_output(golden, name, infos, runs) for infos in pair.outputs]
                 compared[name] = SignatureComparison(name, (*outputs, *pair.alone), pair.reason)
     report = ComparisonReport(*names, "cpu", golden.seed, golden.atol, golden.rtol)
     return replace(
@@ -256,19 +251,17 @@ def _pair(recorded: SignatureInfo, now: SignatureInfo | None, names: Sequence[st
             reason="keeps state between calls, which the recorded model did not: record it again",
         )
     pair = Pair.of(recorded, now, names, {})
-    known = {info.name: info for info in recorded.inputs}
-    inputs = tuple(
-        replace(info, entries=known[info.name].entries, accepts=known[info.name].accepts)
-        for info in pair.signature.inputs
-    )
-    return replace(pair, signature=replace(pair.signature, inputs=inputs))
+    inputs: list[TensorInfo] = []
+    for info, before in zip(pair.signature.inputs, recorded.inputs, strict=True):
+        inputs.append(replace(info, entries=before.entries, accepts=before.accepts))
+    return replace(pair, signature=replace(pair.signature, inputs=tuple(inputs)))
 
 
 def _output(
     golden: _Golden,
     signature: str,
     infos: tuple[TensorInfo, TensorInfo],
-    runs: Sequence[tuple[Mapping[str, tuple[_Output, Array]], Arrays]],
+    runs: Sequence[tuple[Mapping[str, _Recorded], Arrays]],
 ) -> OutputComparison:
     """Compare one output with its recording and its sample, over all calls."""
     before, now = infos
@@ -277,7 +270,8 @@ def _output(
     reason = ""
     differs = False
     for call, (recorded, values) in enumerate(runs):
-        array, (expected, kept) = values[now.name], recorded[before.name]
+        array = values[now.name]
+        expected, kept = recorded[before.name]
         actual = _Output.of(array, now)
         if actual.kind != expected.kind:
             return OutputComparison(

@@ -58,10 +58,12 @@ class Pair:
         assert either is not None, "the signature is of one of the models"
         if a is None or b is None:
             return cls(either, reason=f"only in {names[a is None]}")
-        inputs, alone = _matched(a, b, "inputs", names)
+        by_place = a.positional and b.positional
+        inputs, alone = _matched(a.inputs, b.inputs, names, by_place=by_place)
         if alone:
             return cls(a, reason=f"input '{alone[0].name}' is {alone[0].reason}")
-        both = []
+        ours: list[TensorInfo] = []
+        theirs: list[TensorInfo] = []
         for one, other in inputs:
             declared = tuple(map(max, one.declared, other.declared))
             given = shapes.get(f"{a.name}/{one.name}", shapes.get(one.name))
@@ -70,41 +72,54 @@ class Pair:
                 asked = "" if given is None else f", requested {taken}"
                 shown = f"input '{one.name}' has shape {one.declared} in a, {other.declared} in b"
                 return cls(a, reason=f"{shown}{asked}")
-            shape = tuple(1 if size < 0 else size for size in taken)
-            entries = min(filter(None, (one.entries, other.entries)), default=0)
-            ends = one.accepts, other.accepts
-            accepts = None if None in ends else min(filter(None, ends), default=0)
+            ends = (one.accepts, other.accepts)
             facts: dict[str, Any] = {
-                "shape": shape,
+                "shape": tuple(1 if size < 0 else size for size in taken),
                 "declared": declared,
-                "entries": entries,
-                "accepts": accepts,
+                "entries": _smallest((one.entries, other.entries)),
+                "accepts": None if None in ends else _smallest(ends),
             }
-            both.append([replace(info, **facts) for info in (one, other)])
+            ours.append(replace(one, **facts))
+            theirs.append(replace(other, **facts))
         keeps_state = a.keeps_state or b.keeps_state
-        signature = replace(a, inputs=tuple(one for one, _ in both), keeps_state=keeps_state)
-        return cls(signature, [it for _, it in both], *_matched(a, b, "outputs", names))
+        signature = replace(a, inputs=tuple(ours), keeps_state=keeps_state)
+        outputs, alone = _matched(a.outputs, b.outputs, names, by_place=by_place)
+        return cls(signature, theirs, outputs, alone)
 
     def plans(self, seed: int, run: int = 0) -> tuple[list[InputPlan], list[InputPlan]]:
         """Plan the inputs of one run for each model, with the same real numbers."""
+        ours: list[InputPlan] = []
+        theirs: list[InputPlan] = []
         planned = plan(self.signature, seed=seed, run=run)
-        both = [twins(*each) for each in zip(planned, self.inputs, strict=True)]
-        return [one for one, _ in both], [other for _, other in both]
+        for each, info in zip(planned, self.inputs, strict=True):
+            one, other = twins(each, info)
+            ours.append(one)
+            theirs.append(other)
+        return ours, theirs
+
+
+def _smallest(limits: Iterable[int | None]) -> int:
+    """The smallest limit; 0 stands for no limit."""
+    return min(filter(None, limits), default=0)
 
 
 def _matched(
-    a: SignatureInfo, b: SignatureInfo, what: str, names: Sequence[str]
+    a: Sequence[TensorInfo], b: Sequence[TensorInfo], names: Sequence[str], *, by_place: bool
 ) -> tuple[list[tuple[TensorInfo, TensorInfo]], list[OutputComparison]]:
     """Pair inputs or outputs by position if neither model has signatures, else by name; also return the unpaired."""
-    by_place = a.positional and b.positional
-    ours = _keyed(getattr(a, what), by_place=by_place)
-    theirs = _keyed(getattr(b, what), by_place=by_place)
-    alone = [(info, names[0]) for key, info in ours.items() if key not in theirs]
-    alone += [(info, names[1]) for key, info in theirs.items() if key not in ours]
-    pairs = [(info, theirs[key]) for key, info in ours.items() if key in theirs]
-    return pairs, [
-        OutputComparison(name=info.name, reason=f"only in {name}") for info, name in alone
-    ]
+    pairs: list[tuple[TensorInfo, TensorInfo]] = []
+    alone: list[OutputComparison] = []
+    theirs = _keyed(b, by_place=by_place)
+    for key, info in _keyed(a, by_place=by_place).items():
+        other = theirs.pop(key, None)
+        if other is None:
+            alone.append(OutputComparison(name=info.name, reason=f"only in {names[0]}"))
+        else:
+            pairs.append((info, other))
+    alone += (
+        OutputComparison(name=one.name, reason=f"only in {names[1]}") for one in theirs.values()
+    )
+    return pairs, alone
 
 
 def _keyed(infos: Sequence[TensorInfo], *, by_place: bool) -> dict[int | str, TensorInfo]:
@@ -139,9 +154,8 @@ class Session:
 
     def of(self, name: str, outputs: Sequence[Arrays]) -> list[Arrays]:
         """The outputs of one signature's calls, from those of all calls."""
-        return [
-            arrays for called, arrays in zip(self.order, outputs, strict=True) if called == name
-        ]
+        calls = zip(self.order, outputs, strict=True)
+        return [arrays for called, arrays in calls if called == name]
 
 
 def sessions(pairs: Mapping[str, Pair]) -> list[Session]:
@@ -167,38 +181,37 @@ class Both:
 
     def compared(self, run: Callable[[Session], Iterable[SignatureComparison]]) -> ComparisonReport:
         """Compare the signatures of every session with `run` and return the report."""
-        found = {
-            name: SignatureComparison(name, reason=pair.reason)
-            for name, pair in self.pairs.items()
-            if pair.reason
-        }
+        found: dict[str, SignatureComparison] = {}
+        for name, pair in self.pairs.items():
+            if pair.reason:
+                found[name] = SignatureComparison(name, reason=pair.reason)
         for session in sessions(self.pairs):
             self.tell(f"{', '.join(session.pairs)}: running", len(found), len(self.pairs))
-            found |= {compared.name: compared for compared in run(session)}
+            for compared in run(session):
+                found[compared.name] = compared
         self.tell("compared", len(self.pairs), len(self.pairs))
-        remarks = []
-        inputs = [
-            (f"{name}/{one.name}", one, other)
-            for name, pair in self.pairs.items()
-            for one, other in zip(pair.signature.inputs, pair.inputs, strict=False)
-        ]
-        opened = ", ".join(
-            f"{name} {list(one.shape)}" for name, one, _ in inputs if -1 in one.declared
-        )
-        if opened:
-            remarks.append(
-                f"open lengths were run at one size only (--shape gives others): {opened}"
-            )
+        signatures = tuple(found[name] for name in self.pairs)
+        return replace(self.begun, signatures=signatures, remarks=tuple(self._remarks()))
+
+    def _remarks(self) -> Iterator[str]:
+        """What the inputs do not show: other lengths, integers whose role is unknown, other types."""
+        opened: list[str] = []
+        retyped: list[str] = []
         for name, pair in self.pairs.items():
-            remarks += (f"{name}/{text}" for text in unknown_integers(pair.signature))
-        types = [(name, one.dtype, other.dtype) for name, one, other in inputs]
-        retyped = [f"{name}, {a} in a, {b} in b" for name, a, b in types if a != b]
+            for one, other in zip(pair.signature.inputs, pair.inputs, strict=False):
+                where = f"{name}/{one.name}"
+                if -1 in one.declared:
+                    opened.append(f"{where} {list(one.shape)}")
+                if one.dtype != other.dtype:
+                    retyped.append(f"{where}, {one.dtype} in a, {other.dtype} in b")
+        if opened:
+            yield f"open lengths were run at one size only (--shape gives others): {', '.join(opened)}"
+        for name, pair in self.pairs.items():
+            for text in unknown_integers(pair.signature):
+                yield f"{name}/{text}"
         if retyped:
             how = f"with another type in b, given the same real numbers (first: {retyped[0]})"
-            remarks.append(f"{many(len(retyped), 'input')} {how}")
-        return replace(
-            self.begun, signatures=tuple(found[name] for name in self.pairs), remarks=tuple(remarks)
-        )
+            yield f"{many(len(retyped), 'input')} {how}"
 
     def measure(
         self, a: TensorInfo, b: TensorInfo, runs: Iterable[tuple[Array, Array]]
@@ -237,21 +250,31 @@ def both_open(
     with ExitStack() as stack:
         worker = stack.enter_context(Worker(time_limit=_SECONDS_PER_REQUEST))
         worker.start()
-        files = [stack.enter_context(Opened(model).main().file()) for model in (a, b)]
-        models = [load(file) for file in files]
-        ours, theirs = map(describe, models)
-        inputs = [(name, info.name) for name, one in ours.items() for info in one.inputs]
-        short = dict.fromkeys(name for _, name in inputs)
-        full = [*map("/".join, inputs)]
-        missing = next((name for name in shapes if name not in [*short, *full]), None)
-        if missing is not None:
-            raise unknown("input", missing, short, also=full)
-        names = match_names(
-            "signature", "*" if signatures is None else signatures, [*(ours | theirs)]
-        )
-        sides = begun.a, begun.b
-        pairs = {name: Pair.of(ours.get(name), theirs.get(name), sides, shapes) for name in names}
-        yield Both(begun, worker, files, models, pairs, tell)
+        file_a = stack.enter_context(Opened(a).main().file())
+        file_b = stack.enter_context(Opened(b).main().file())
+        models = (load(file_a), load(file_b))
+        ours = describe(models[0])
+        theirs = describe(models[1])
+        _check_shapes(shapes, ours)
+        wanted = "*" if signatures is None else signatures
+        sides = (begun.a, begun.b)
+        pairs: dict[str, Pair] = {}
+        for name in match_names("signature", wanted, [*(ours | theirs)]):
+            pairs[name] = Pair.of(ours.get(name), theirs.get(name), sides, shapes)
+        yield Both(begun, worker, (file_a, file_b), models, pairs, tell)
+
+
+def _check_shapes(shapes: Shapes, signatures: Mapping[str, SignatureInfo]) -> None:
+    """Raise UsageError for the shape of an input that no signature has."""
+    short: dict[str, None] = {}
+    full: list[str] = []
+    for name, signature in signatures.items():
+        for info in signature.inputs:
+            short[info.name] = None
+            full.append(f"{name}/{info.name}")
+    for key in shapes:
+        if key not in [*short, *full]:
+            raise unknown("input", key, short, also=full)
 
 
 def checked_numbers(seed: int, atol: float, rtol: float) -> tuple[int, float, float]:

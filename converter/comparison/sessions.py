@@ -16,12 +16,13 @@ _LEAST_CALLS = 8
 def orders(signatures: Sequence[SignatureInfo]) -> list[list[str]]:
     """The calls of each session, by name: one session a signature, and one for all that keep state."""
     counts = call_counts(signatures)
-    found = [
-        [signature.name] * counts[signature.name]
-        for signature in signatures
-        if not signature.keeps_state
-    ]
-    stateful = [signature.name for signature in signatures if signature.keeps_state]
+    found: list[list[str]] = []
+    stateful: list[str] = []
+    for signature in signatures:
+        if signature.keeps_state:
+            stateful.append(signature.name)
+        else:
+            found.append([signature.name] * counts[signature.name])
     if stateful:
         cycles = counts[stateful[0]] // len(stateful)
         found.append(_each_after_each(stateful) * cycles)
@@ -29,13 +30,13 @@ def orders(signatures: Sequence[SignatureInfo]) -> list[list[str]]:
 
 
 def call_counts(signatures: Sequence[SignatureInfo]) -> dict[str, int]:
-    """How often each signature is called. A cycle of all that keep state calls each as often as there are such."""
+    """How often each signature is called. In one cycle, each that keeps state runs once after every such signature."""
     stateful = sum(signature.keeps_state for signature in signatures)
     cycles = -(-_LEAST_CALLS // max(stateful, 1))
-    return {
-        signature.name: stateful * cycles if signature.keeps_state else runs_for(signature)
-        for signature in signatures
-    }
+    counts: dict[str, int] = {}
+    for one in signatures:
+        counts[one.name] = stateful * cycles if one.keeps_state else runs_for(one)
+    return counts
 
 
 def _each_after_each(names: Sequence[str]) -> list[str]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from edge_opt.attention.positions import find_rotary
 from edge_opt.base.errors import ModelFormatError, UsageError, unknown
-from edge_opt.ir import Buffer, Model, Shape, Tensor, to_bytes
+from edge_opt.ir import Buffer, Model, Shape, Subgraph, Tensor, to_bytes
 from edge_opt.ir.cleanup import parts_in_use, remove_unused
 from edge_opt.ir.model import Metadata
 from edge_opt.ir.opening import AUXILIARY_SECTION, MAIN_SECTION, Opened, Part
@@ -22,6 +22,7 @@ from edge_opt.runtime.tensors import known_length
 from edge_opt.schema.data import Data
 from edge_opt.schema.litertlm import read_executor_metadata
 from edge_opt.shapes.closing import Folded, close_shapes, folded_regions
+from edge_opt.shapes.dimension import size_text
 from edge_opt.soundness import Unsound, broken_ranges, unequal_caches
 from edge_opt.verification.audit import UnverifiedChangeError
 from edge_opt.verification.rewrite import remove_dead
@@ -42,15 +43,11 @@ def choose_parts(opened: Opened, sections: Sections = "prefill-decode") -> list[
     if sections != "all" or not chosen:
         main = opened.main(compiled=True)
         chosen = [part for part in opened.parts if part is main or part.kind == opened.wanted]
-    for part in chosen if len(chosen) > 1 else ():
-        part.label = part.name
+    if len(chosen) > 1:
+        for part in chosen:
+            part.label = part.name
     for part in opened.parts:
-        if (
-            part not in chosen
-            and opened.bundle is not None
-            and part.kind == AUXILIARY_SECTION
-            and _is_readable(part)
-        ):
+        if part not in chosen and part.kind == AUXILIARY_SECTION and _is_readable(part):
             part.label = part.kind
             part.is_helper = True
             chosen.append(part)
@@ -102,30 +99,42 @@ def positions_in(opened: Opened, parts: Iterable[Part]) -> int | None:
     metadata = read_executor_metadata(opened.bundle)
     if metadata is not None and metadata.rings and all(metadata.rings):
         return None
-    infos = (one for part in parts for one in describe(part.model).values() if not one.positional)
-    return max(map(known_length, infos), default=0) or None
+    longest = 0
+    for part in parts:
+        for signature in describe(part.model).values():
+            if not signature.positional:
+                longest = max(longest, known_length(signature))
+    return longest or None
 
 
 def find_unsound(opened: Opened) -> list[Unsound]:
     """Broken quantization in a model, or in every model of a bundle."""
-    parts = [(part.kind, part.model) for part in opened.parts if _is_readable(part)]
-    broken = [one for kind, model in parts for one in broken_ranges(model, kind)]
-    sharing = [part for part in parts if part[0] in ("", MAIN_SECTION, AUXILIARY_SECTION)]
-    return [*broken, *unequal_caches(sharing)]
+    found: list[Unsound] = []
+    sharing: list[tuple[str, Model]] = []
+    for part in filter(_is_readable, opened.parts):
+        found += broken_ranges(part.model, part.kind)
+        if part.kind in ("", MAIN_SECTION, AUXILIARY_SECTION):
+            sharing.append((part.kind, part.model))
+    return [*found, *unequal_caches(sharing)]
 
 
 def stopped_positions(parts: Iterable[Part], positions: int) -> Iterator[Unsound]:
     """Cosines and sines that are still wrong at the last of `positions`; `PositionTable` repairs them."""
-    entries = [(part.kind, *entry) for part in parts for entry in part.model.entry_points()]
-    found = ((kind, name, rotary) for kind, name, graph in entries for rotary in find_rotary(graph))
-    for kind, signature, rotary in found:
-        with suppress(RefusedError):  # positions that cannot be followed
-            if (last := rotary.last_position(positions)) is not None:
+    remedy = "run position_table on this signature"
+    for part in parts:
+        for signature, graph in part.model.entry_points():
+            for tensor, last in _stopped(graph, positions):
                 text = f"is wrong after position {last} of {positions}, because RoPE's integers end there"
-                where = signature, rotary.result.name
-                yield Unsound(
-                    "positions-stop", *where, text, "run position_table on this signature", kind
-                )
+                yield Unsound("positions-stop", signature, tensor.name, text, remedy, part.kind)
+
+
+def _stopped(graph: Subgraph, positions: int) -> Iterator[tuple[Tensor, int]]:
+    """Cosines and sines that stop before the last position, and where."""
+    for rotary in find_rotary(graph):
+        with suppress(RefusedError):  # positions that cannot be followed
+            last = rotary.last_position(positions)
+            if last is not None:
+                yield rotary.result, last
 
 
 def close_inputs(
@@ -137,17 +146,21 @@ def close_inputs(
     do not support the shapes. With `verify`, values that become constant are compared with those that the runtime
     computes: UnverifiedChangeError if one differs.
     """
-    names = [keys for part in parts for keys, _ in _inputs(part)]
+    short: list[str] = []
+    every: list[str] = []
+    for part in parts:
+        for keys, _ in _inputs(part):
+            short.append(keys[0])
+            every += keys
     for key in shapes:
-        if not any(key in keys for keys in names):
-            known = (name for keys in names for name in (keys if "/" in key else keys[:1]))
-            raise unknown("input", key, dict.fromkeys(known))
+        if key not in every:
+            raise unknown("input", key, dict.fromkeys(every if "/" in key else short))
     for part in parts:
         chosen = _chosen(part, shapes)
         if not chosen:
             continue
         model = part.model
-        usage = parts_in_use(part.model)
+        usage = parts_in_use(model)
         folded = close_shapes(model, chosen)
         if verify and folded:
             _compare(model, folded)
@@ -177,32 +190,29 @@ def _chosen(part: Part, shapes: Mapping[str, Sequence[int]]) -> dict[Tensor, Sha
                     f"input '{keys[-1]}' is shared by two signatures: give both the same shape"
                 )
     for signature, inputs in part.model.inputs():
-        left = {
-            name: tensor
-            for name, tensor in inputs.items()
-            if tensor.is_dynamic and tensor not in chosen
-        }
-        if left and any(tensor in chosen for tensor in inputs.values()):
+        if chosen.keys().isdisjoint(inputs.values()):
+            continue
+        left = {name: tensor for name, tensor in inputs.items() if tensor not in chosen}
+        options = " ".join(shape_options(left))
+        if options:
             where = f"signature '{part.signature(signature)}'"
-            raise UsageError(
-                f"{where} has other inputs of open lengths: add {' '.join(shape_options(left))}"
-            )
+            raise UsageError(f"{where} has other inputs of open lengths: add {options}")
     return chosen
 
 
 def _fitting(where: str, tensor: Tensor, given: Iterable[int]) -> Shape:
     declared = tensor.shape_signature or tensor.shape
     sizes = tuple(given) if isinstance(given, Iterable) else ()
-    fitting = [
-        isinstance(size, Integral) and 1 <= size < 1 << 31 and known in (-1, size)
-        for known, size in zip(declared, sizes, strict=False)
-    ]
-    if len(sizes) != len(declared) or not all(fitting):
-        wanted = ",".join("?" if size < 0 else str(size) for size in declared)
+    if len(sizes) != len(declared) or not all(map(_fits, sizes, declared)):
+        wanted = ",".join(map(size_text, declared))
         open_sizes = " (? from 1 to 2147483647)" if "?" in wanted else ""
         what = ",".join(map(str, sizes)) if sizes else repr(given)
         raise UsageError(f"input '{where}' takes the shape {wanted}{open_sizes}, got {what}")
     return sizes
+
+
+def _fits(size: int, declared: int) -> bool:
+    return isinstance(size, Integral) and 1 <= size < 1 << 31 and declared in (-1, size)
 
 
 def _compare(model: Model, folded: Sequence[Folded]) -> None:
@@ -210,14 +220,11 @@ def _compare(model: Model, folded: Sequence[Folded]) -> None:
     with Worker() as worker:
         for region, values in folded_regions(model, folded):
             graph = region.subgraphs[0]
-            given = {
-                tensor.name: np.zeros(tensor.shape, tensor.dtype.numpy) for tensor in graph.inputs
-            }
+            given = {one.name: np.zeros(one.shape, one.dtype.numpy) for one in graph.inputs}
             found = worker.run(to_bytes(region), None, given, "reference")
             for tensor, value in zip(graph.outputs, values, strict=True):
                 if not np.array_equal(found[tensor.name], value):
-                    text = f"a folded tensor of shape {list(value.shape)} differs from the runtime's result"
-                    remedy = (
+                    raise UnverifiedChangeError(
+                        f"a folded tensor of shape {list(value.shape)} differs from the runtime's result; "
                         "nothing was written, please report this bug in edge-opt with the model"
                     )
-                    raise UnverifiedChangeError(f"{text}; {remedy}")

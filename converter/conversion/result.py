@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from edge_opt.base.errors import EdgeOptError, UsageError
@@ -125,22 +125,27 @@ class ConversionResult(Record):
 
         The headline does not count settled sites. Reports have every site.
         """
-        groups: dict[tuple[Status, str, str], list[Verdict]] = defaultdict(list)
-        for site in self.sites:
-            remark = site.note or site.reason
-            if remark and (site.status is not Status.SETTLED or (site.heads or 0) > 1):
-                name = "" if _is_attention(site) else site.pass_name
-                groups[site.status, name, remark].append(site)
-        lines = []
-        for (status, name, remark), sites in sorted(
-            groups.items(), key=lambda one: _ORDER.index(one[0][0])
-        ):
-            what = f"{name}: {len(sites)}" if name else many(len(sites), "attention block")
-            places = listed(f"{site.signature}#{site.index}" for site in sites)
-            lines.append(f"{what}{':' * (status is Status.SETTLED)} {status} ({places}): {remark}")
+        lines = [headline(self)]
+        for status in _ORDER:
+            lines += _remarks(site for site in self.sites if site.status is status)
         lines += [*unsound(self), *self.notes]
-        lines += [f"{one.name}: {one.outcome}; required: {one.allowance}" for one in self.whole]
-        return "\n".join(map(one_line, [headline(self), *(f"  {line}" for line in lines)]))
+        lines += (f"{one.name}: {one.outcome}; required: {one.allowance}" for one in self.whole)
+        return "\n  ".join(map(one_line, lines))
+
+
+def _remarks(sites: Iterable[Verdict]) -> Iterator[str]:
+    """One line for all sites of a pass with the same remark; the sites have one status."""
+    groups: dict[tuple[str, str], list[Verdict]] = defaultdict(list)
+    for site in sites:
+        remark = site.note or site.reason
+        if remark and (site.status is not Status.SETTLED or has_several_heads(site)):
+            name = "" if _is_attention(site) else site.pass_name
+            groups[name, remark].append(site)
+    for (name, remark), group in groups.items():
+        status = group[0].status
+        what = f"{name}: {len(group)}" if name else many(len(group), "attention block")
+        places = listed(f"{site.signature}#{site.index}" for site in group)
+        yield f"{what}{':' * (status is Status.SETTLED)} {status} ({places}): {remark}"
 
 
 def check_requirements(result: ConversionResult, *, require_all: bool) -> None:
@@ -166,7 +171,8 @@ def headline(result: ConversionResult) -> str:
     decided = [*result.converted, *result.skipped]
     blocks = sum(map(_is_attention, decided))
     split = sum(map(_is_attention, result.converted))
-    declined = sum(site.status is Status.SETTLED and (site.heads or 0) > 1 for site in result.sites)
+    settled = (site for site in result.sites if site.status is Status.SETTLED)
+    declined = sum(map(has_several_heads, settled))
     parts = [f"{split} of {many(blocks, 'attention block')} split"] if blocks else []
     if len(decided) > blocks:
         others = many(len(decided) - blocks, "other rewrite" if blocks else "rewrite")
@@ -181,27 +187,34 @@ def headline(result: ConversionResult) -> str:
     return "Every attention in the model is single-head already: there was nothing to split."
 
 
+def has_several_heads(site: Verdict) -> bool:
+    """True for attention with more than one head."""
+    return site.heads is not None and site.heads > 1
+
+
 def _is_attention(site: Verdict) -> bool:
     return site.heads is not None or site.pass_name == MhaToSha.name
 
 
 def _verified(result: ConversionResult) -> str:
-    if result.verified == "none" or not result.converted:
-        return ", not verified (--verify none)" if result.converted else ""
+    if not result.converted:
+        return ""
+    if result.verified == "none":
+        return ", not verified (--verify none)"
     proofs = [site.proof for site in result.converted if site.proof is not None]
+    bounded = [proof for proof in proofs if not proof.bitwise]
     alike = sum(bool(proof.like) for proof in proofs)
     ran = f" ({len(proofs) - alike} run{f'; {alike} repeat their structure' if alike else ''})"
     text = f", bit-identical{ran}"
-    notes = dict.fromkeys(one.note for one in proofs if not one.bitwise)
     if not all(isinstance(proof.check, Exact) for proof in proofs):
         worst = max(proofs, key=lambda proof: proof.max_abs)
         name = next(site.pass_name for site in result.converted if site.proof is worst)
         figure = f"largest difference {worst.max_abs:.3g}, by {name}" if worst.max_abs else ""
         detail = ": ".join(filter(None, (figure, worst.note))) or "no difference"
         text = f", verified within the tolerance of each pass{ran}: {detail}"
-    elif notes:
-        bounded = [proof for proof in proofs if not proof.bitwise]
+    elif bounded:
         where = " on the reference kernels" if all(map(_ran_on_reference, bounded)) else ""
+        notes = dict.fromkeys(proof.note for proof in bounded)
         text += f"{where}; {'; '.join(notes)}"
     if result.verified == "full":
         text += ", and the whole models compared"
@@ -218,12 +231,17 @@ def entry_points(result: ConversionResult) -> list[tuple[str, ...]]:
     """Table of the entry points before and after; the first row has the headings."""
     rows: list[tuple[str, ...]] = [("signature", "operators", "blocks split", "largest tensor")]
     for one in result.signatures:
-        largest = size(one.largest_tensor_bytes_before), size(one.largest_tensor_bytes_after)
-        changes = [(str(one.operators_before), str(one.operators_after)), largest]
-        operators, tensor = (old if old == new else f"{old} -> {new}" for old, new in changes)
         name = f"{one.name} (also {', '.join(one.shares)})" if one.shares else one.name
-        rows.append((name, operators, f"{one.blocks_converted} of {one.blocks}", tensor))
+        operators = _change(str(one.operators_before), str(one.operators_after))
+        largest = _change(
+            size(one.largest_tensor_bytes_before), size(one.largest_tensor_bytes_after)
+        )
+        rows.append((name, operators, f"{one.blocks_converted} of {one.blocks}", largest))
     return rows
+
+
+def _change(old: str, new: str) -> str:
+    return old if old == new else f"{old} -> {new}"
 
 
 def unsound(result: ConversionResult) -> list[str]:
@@ -235,18 +253,14 @@ def proof(site: Verdict) -> str:
     """The outcome of a site's verification, and notes on the site."""
     figures = site.proof
     if figures is None:
-        return "; ".join(filter(None, (_ran(site), site.note, *site.failed)))
+        # An input that no operator reads has nothing to run.
+        ran = "not run" if site.added else ""
+        return "; ".join(filter(None, (ran, site.note, *site.failed)))
     differs = "equal" if not figures.max_abs else f"differs by up to {figures.max_abs:.3g}"
     text = "bit for bit equal" if figures.bitwise else differs
     text += f" ({figures.steps} steps)" if figures.steps else ""
-    ran = f"same structure as {figures.like}, not run" if figures.like else _ran(site)
+    ran = f"same structure as {figures.like}, not run" if figures.like else extent(figures.ran)
     return "; ".join(filter(None, (text, ran, site.note, *site.failed, figures.note)))
-
-
-def _ran(site: Verdict) -> str:
-    if site.proof is None:
-        return "not run" if site.added else ""  # an input that no operator reads has nothing to run
-    return "of the same structure, not run" if site.proof.like else extent(site.proof.ran)
 
 
 def extent(ran: Sequence[Ran]) -> str:
@@ -254,8 +268,8 @@ def extent(ran: Sequence[Ran]) -> str:
     groups: dict[int, list[str]] = defaultdict(list)
     for part in ran:
         groups[part.divided].append(_KERNELS.get(part.kernels, part.kernels))
-    parts = [
-        f"{'in full' if divided == 1 else f'with lengths divided by {divided}'} on {' and '.join(kernels)}"
-        for divided, kernels in groups.items()
-    ]
+    parts: list[str] = []
+    for divided, kernels in groups.items():
+        how = "in full" if divided == 1 else f"with lengths divided by {divided}"
+        parts.append(f"{how} on {' and '.join(kernels)}")
     return f"run {', '.join(parts)}" if parts else ""

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Final, Literal, get_args
 
@@ -21,6 +22,7 @@ from edge_opt.conversion.result import (
     DifferenceFoundError,
     SignatureSummary,
     check_requirements,
+    has_several_heads,
 )
 from edge_opt.ir import Constants, Subgraph, cleanup
 from edge_opt.ir.model import Model, restored_on_failure
@@ -152,7 +154,7 @@ def convert(
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """Leave out garbage collections: a model is many objects that live to the end; looking at them takes a tenth."""
+    """Pause garbage collection: a model's many objects live to the end, and scanning them takes a tenth of the time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -183,8 +185,10 @@ def _choose_passes(
 
 def _choose_signatures(parts: Sequence[Part], wanted: str | Iterable[str] | None) -> frozenset[str]:
     """Entry points to rewrite, named as by `Part.signature`."""
-    both = [(part.signature(name), name) for part in parts for name, _ in part.model.entry_points()]
-    names = [name for pair in both for name in pair]
+    both: list[tuple[str, str]] = []
+    for part in parts:
+        both += ((part.signature(name), name) for name, _ in part.model.entry_points())
+    names = list(chain.from_iterable(both))
     if wanted is not None:
         names = match_names("signature", wanted, dict.fromkeys(names))
     return frozenset(full for full, name in both if full in names or name in names)
@@ -216,7 +220,7 @@ def _destination(
 
 @contextmanager
 def _carrying(result: ConversionResult) -> Iterator[None]:
-    """Attach the result so far to errors that the block raises."""
+    """Attach the result so far to errors that are raised in the block."""
     try:
         yield
     except (EdgeOptError, KeyboardInterrupt) as error:
@@ -250,29 +254,41 @@ class _Rewriting:
         passes = [
             one for one in self.passes if not part.is_helper or isinstance(one, PositionTable)
         ]
-        chosen = {
-            name: graph for name, graph in model.entry_points() if part.signature(name) in wanted
-        }
+        chosen: list[str] = []
         # A subgraph of several signatures is rewritten once, under the first name.
         owners: dict[Subgraph, str] = {}
-        for name, graph in chosen.items():
-            owners.setdefault(graph, name)
+        for name, graph in model.entry_points():
+            if part.signature(name) in wanted:
+                chosen.append(name)
+                owners.setdefault(graph, name)
         usage = cleanup.parts_in_use(model)
         before = {graph: _size(graph) for graph in model.subgraphs}
-        old = [tensor for graph in model.subgraphs for tensor in graph.tensors]
+        old = list(chain.from_iterable(graph.tensors for graph in model.subgraphs))
         # An estimate: most sites are at a SOFTMAX, and most passes find none in a given model.
-        self.expected = done + sum(
-            one.name == "SOFTMAX" for graph in owners for one in graph.operators
-        )
+        operators = chain.from_iterable(owners)
+        self.expected = done + sum(operator.name == "SOFTMAX" for operator in operators)
         for one in passes:
-            for verdict in one.fix_interface(model, list(chosen)):
+            for verdict in one.fix_interface(model, chosen):
                 self._add(replace(verdict, signature=part.signature(verdict.signature)))
         audit = Audit(model)
         with doubted(model.subgraphs):
             for graph, name in owners.items():
-                self._run(passes, self._context(part, graph, name, audit))
+                context = Context(
+                    model,
+                    graph,
+                    part.signature(name),
+                    self.target,
+                    Constants(model),
+                    verifier=self.verifier,
+                    on_site=self._add,
+                    positions=self.positions,
+                    exported=self.exported,
+                    audit=audit,
+                )
+                self._run(passes, context)
         sites = self.result.sites[done:]
-        if any(site.status is Status.CONVERTED for site in sites):
+        is_converted = _any_converted(sites)
+        if is_converted:
             audit.check()  # also the bodies that nothing calls any more
             cleanup.remove_unused(model, usage)
             cleanup.name_apart(model, old)
@@ -283,22 +299,8 @@ class _Rewriting:
         if self.target.new_operator_codes is False and cleanup.fill_old_codes(model):
             part.changed = True
         audit.check()
-        if any(site.status is Status.CONVERTED for site in sites):
+        if is_converted:
             models.mark_converted(model, self.target.name)
-
-    def _context(self, part: Part, graph: Subgraph, name: str, audit: Audit) -> Context:
-        return Context(
-            part.model,
-            graph,
-            part.signature(name),
-            self.target,
-            Constants(part.model),
-            verifier=self.verifier,
-            on_site=self._add,
-            positions=self.positions,
-            exported=self.exported,
-            audit=audit,
-        )
 
     def _run(self, passes: Iterable[Pass], context: Context) -> None:
         """Run passes on one entry point, and look for attention that is left after it was split."""
@@ -307,12 +309,10 @@ class _Rewriting:
         for chosen in passes:
             operators = set(context.subgraph.operators)
             verdicts = run_pass(chosen, context)
-            if self.texts is not None and any(
-                verdict.status is Status.CONVERTED for verdict in verdicts
-            ):
+            if self.texts is not None and _any_converted(verdicts):
                 self.texts.write(context.signature, chosen.name, context.subgraph)
             if isinstance(chosen, MhaToSha):
-                for verdict in left_over(context, verdicts, operators, chosen.name):
+                for verdict in left_over(context, verdicts, operators):
                     self._add(verdict)
 
     def _add(self, verdict: Verdict) -> None:
@@ -322,12 +322,17 @@ class _Rewriting:
             self.progress("rewriting", len(sites), max(self.expected, len(sites)))
 
 
+def _any_converted(verdicts: Iterable[Verdict]) -> bool:
+    return any(verdict.status is Status.CONVERTED for verdict in verdicts)
+
+
 def _size(graph: Subgraph) -> tuple[int, int]:
     """The number of operators, and the bytes of the largest tensor that they produce."""
-    tensors = [tensor for operator in graph.operators for tensor in operator.outputs]
-    return len(graph), max(
-        (tensor.dtype.byte_size(tensor.elements) or 0 for tensor in tensors), default=0
-    )
+    largest = 0
+    for operator in graph:
+        for tensor in operator.outputs:
+            largest = max(largest, tensor.dtype.byte_size(tensor.elements) or 0)
+    return len(graph), largest
 
 
 def _summaries(
@@ -341,16 +346,19 @@ def _summaries(
     for name, graph in entries:
         owner = part.signature(owners.get(graph, name))
         own = [site for site in sites if site.signature == owner]
-        blocks = [site.status for site in own if (site.heads or 0) > 1]
-        shares = tuple(
-            part.signature(other) for other, its in entries if its is graph and other != name
+        if part.is_helper and not own:
+            continue
+        blocks = [site.status for site in own if has_several_heads(site)]
+        others = [other for other, its in entries if its is graph and other != name]
+        operators, largest = zip(before[graph], _size(graph), strict=True)
+        yield SignatureSummary(
+            part.signature(name),
+            *operators,
+            *largest,
+            len(blocks),
+            blocks.count(Status.CONVERTED),
+            tuple(map(part.signature, others)),
         )
-        if own or not part.is_helper:
-            operators, largest = zip(before[graph], _size(graph), strict=True)
-            split = blocks.count(Status.CONVERTED)
-            yield SignatureSummary(
-                part.signature(name), *operators, *largest, len(blocks), split, shares
-            )
 
 
 def _compare_whole(
@@ -364,13 +372,13 @@ def _compare_whole(
 
     DifferenceFoundError if an output differs by more than the rewrites allow.
     """
-    before = {part.index: part for part in Opened(source).parts}
-    after = {} if written is None else {part.index: part for part in Opened(written).parts}
+    before = _by_index(source)
+    after = {} if written is None else _by_index(written)
     for part in parts:
         converted: dict[str, list[Verdict]] = {}
         for name, _ in part.model.entry_points():
             full = part.signature(name)
-            converted[name] = [verdict for verdict in result.converted if verdict.signature == full]
+            converted[name] = [site for site in result.converted if site.signature == full]
         result.not_compared += map(part.signature, changed_on_purpose(part.model, converted))
         if part.is_helper:
             continue
@@ -379,13 +387,17 @@ def _compare_whole(
         for name, signature in found.items():
             result.whole.append(replace(signature, name=part.signature(name)))
     for signature in result.whole:
-        if signature.violation:
-            noted = [
-                site for site in result.converted if site.note and site.signature == signature.name
-            ]
-            text = f"the converted model differs from the input: {signature.violation}"
-            for site in noted[:1]:
-                text += (
-                    f" (known for {site.pass_name}: {site.note}; skip='{site.pass_name}' skips it)"
-                )
-            raise DifferenceFoundError(f"{text}; nothing was written")
+        if not signature.violation:
+            continue
+        text = f"the converted model differs from the input: {signature.violation}"
+        for site in result.converted:
+            if site.note and site.signature == signature.name:
+                name = site.pass_name
+                text += f" (known for {name}: {site.note}; skip='{name}' skips it)"
+                break
+        raise DifferenceFoundError(f"{text}; nothing was written")
+
+
+def _by_index(given: Readable) -> dict[int, Part]:
+    """The models of a file or bundle by their index."""
+    return {part.index: part for part in Opened(given).parts}

@@ -13,12 +13,11 @@ import numpy as np
 
 from edge_opt.base.atomic import AnyPath
 from edge_opt.comparison.findings import name_of
-from edge_opt.comparison.generate import find_parts, plan_loop
+from edge_opt.comparison.generate import find_parts, open_parts, plan_loop
 from edge_opt.ir import load
 from edge_opt.npu.compiler import Compiler, CompilerFailedError, Emulation
 from edge_opt.npu.vendors import backend_of
 from edge_opt.runtime import loop as steps
-from edge_opt.runtime.description import describe
 from edge_opt.runtime.loop import Call, Loop
 from edge_opt.runtime.metrics import log_softmax
 from edge_opt.runtime.protocol import Array, Arrays
@@ -57,9 +56,7 @@ def read(
     title = name_of(bundle, "bundle")
     with ExitStack() as stack:
         worker = stack.enter_context(Worker())
-        parts = find_parts(bundle)
-        files = {role: stack.enter_context(part.file()) for role, part in parts.items()}
-        described = {role: [*describe(part.model).values()] for role, part in parts.items()}
+        files, described = stack.enter_context(open_parts(find_parts(bundle)))
         loops: list[Loop] = []
         for text in texts:
             loop = plan_loop(title, described, len(text.scored), 0, (text.before,))

@@ -8,9 +8,10 @@ from functools import partial
 import numpy as np
 
 from edge_opt.base.words import name_below
-from edge_opt.ir import DType, Operator, Subgraph, Tensor
+from edge_opt.ir import DType, Operator, Subgraph
 from edge_opt.ir.composites import composite_name
 from edge_opt.ir.walk import read_outside
+from edge_opt.passes.codes import step_of
 from edge_opt.passes.contract import Context, Pass, Site
 from edge_opt.verification.check import Steps
 from edge_opt.verification.rewrite import Rewrite
@@ -35,14 +36,14 @@ class BalancedNorms(Pass):
 
     def sites(self, context: Context) -> Iterable[Site]:
         """One site for each norm to negate, if the target asks for it."""
+        if not context.target.norms_round_down:
+            return
         error = 0.0
-        for addition, norm in (
-            residual_sums(context.subgraph) if context.target.norms_round_down else ()
-        ):
+        for addition, norm in residual_sums(context.subgraph):
             negates = addition.name == "ADD" and error < 0
             if negates:
                 yield Site(addition, partial(_build, context, addition, norm))
-            half_a_step = _step(norm.outputs[0]) / 2
+            half_a_step = step_of(norm.outputs[0]) / 2
             error += half_a_step if negates or addition.name == "SUB" else -half_a_step
 
 
@@ -53,16 +54,14 @@ def residual_sums(graph: Subgraph) -> Iterator[tuple[Operator, Operator]]:
             continue
         one = addition.input(0)
         other = addition.input(1)
+        if one is other or one.shape != other.shape:
+            continue
         # The norm of a SUB is the second operand.
         for normed in (other, one) if addition.name == "ADD" else (other,):
-            alone = one is not other and not read_outside(graph, normed, [addition])
-            if (
-                alone
-                and one.shape == other.shape
-                and normed.producer
-                and _can_be_negated(normed.producer)
-            ):
-                yield addition, normed.producer
+            norm = normed.producer
+            alone = not read_outside(graph, normed, [addition])
+            if alone and norm is not None and _can_be_negated(norm):
+                yield addition, norm
                 break
 
 
@@ -81,26 +80,22 @@ def _can_be_negated(operator: Operator) -> bool:
     return symmetric and int(weight.array().min()) > np.iinfo(np.int16).min
 
 
-def _step(tensor: Tensor) -> float:
-    assert tensor.quantization is not None
-    return float(tensor.quantization.scale[0])
-
-
 def _build(context: Context, addition: Operator, norm: Operator) -> Rewrite:
     weight = norm.input(1)
     normed = norm.outputs[0]
-    other = next(
-        tensor for tensor in addition.inputs if tensor is not None and tensor is not normed
-    )
+    other = addition.input(1 if addition.input(0) is normed else 0)
     name = name_below(weight.name, "negated")
     numbers = np.negative(weight.array())
     negated = context.constants.make(name, numbers, DType.INT16, weight.quantization)
     result = replace(normed, name=name_below(normed.name, "negated"))
-    options = {
-        name: addition.option(name) for name in ("fused_activation_function", "pot_scale_int16")
-    }
     negative = Operator(norm.code, (norm.input(0), negated), (result,), norm.options, norm.table)
-    difference = context.model.new_operator("SUB", (other, result), addition.outputs, **options)
+    difference = context.model.new_operator(
+        "SUB",
+        (other, result),
+        addition.outputs,
+        fused_activation_function=addition.option("fused_activation_function"),
+        pot_scale_int16=addition.option("pot_scale_int16"),
+    )
     # A step of the norm may be several steps of the sum, and the sum rounds once more.
-    steps = 1 + math.ceil(_step(normed) / _step(addition.output))
+    steps = 1 + math.ceil(step_of(normed) / step_of(addition.output))
     return context.rewrite([norm, addition], [negative, difference], check=Steps(max(2, steps)))

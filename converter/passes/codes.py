@@ -15,17 +15,23 @@ def code_limits(tensor: Tensor) -> tuple[int, int]:
     return int(limits.min), int(limits.max)
 
 
+def step_of(tensor: Tensor) -> float:
+    """The distance of the real numbers that neighbouring integers of a tensor with one scale stand for."""
+    assert tensor.quantization is not None
+    return float(tensor.quantization.scale[0])
+
+
 def real_range(tensor: Tensor) -> tuple[float, float]:
     """The least and the largest real number that a tensor can hold."""
     assert tensor.quantization is not None
-    least, most = map(tensor.quantization.real, code_limits(tensor))
-    return least, most
+    least, most = code_limits(tensor)
+    return tensor.quantization.real(least), tensor.quantization.real(most)
 
 
 def nearest_codes(values: ArrayLike, tensor: Tensor) -> NDArray[Any]:
     """The integers nearest to real numbers, in the tensor's type; halves go away from zero, as in the kernels."""
     assert tensor.quantization is not None
     numbers = np.asarray(values, np.float64)
-    steps = np.floor(np.abs(numbers) / float(tensor.quantization.scale[0]) + 0.5) * np.sign(numbers)
+    steps = np.floor(np.abs(numbers) / step_of(tensor) + 0.5) * np.sign(numbers)
     codes = np.clip(steps + int(tensor.quantization.zero_point[0]), *code_limits(tensor))
     return np.asarray(codes, tensor.dtype.numpy)

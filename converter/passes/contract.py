@@ -5,27 +5,22 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from edge_opt.ir import Constants, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.cleanup import CONTROL_EDGES
 from edge_opt.ir.refusal import Reason, RefusedError, Why
 from edge_opt.ir.walk import still_needed
+from edge_opt.shapes.dimension import size_text
 from edge_opt.targets import Target
 from edge_opt.verification.audit import Audit
 from edge_opt.verification.check import Check, Exact
+from edge_opt.verification.examine import Verifier
 from edge_opt.verification.rewrite import Rewrite
-from edge_opt.verification.verdict import Proof, Verdict
+from edge_opt.verification.verdict import Verdict
 
 Build = Callable[[], Rewrite]
 """Makes a rewrite without changing the graph, or raises RefusedError if it cannot."""
-
-
-class RegionVerifier(Protocol):
-    """Runs both versions of a region."""
-
-    def verify(self, rewrite: Rewrite, check: Check) -> Proof:
-        """Verify that the new region passes the check."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +54,7 @@ class Context:
     signature: str
     target: Target
     constants: Constants
-    verifier: RegionVerifier | None = None
+    verifier: Verifier | None = None
     on_site: Callable[[Verdict], None] | None = None
     positions: int | None = None
     exported: Mapping[str, Subgraph] = field(default_factory=dict)
@@ -93,7 +88,7 @@ def shape_options(inputs: Mapping[str, Tensor]) -> list[str]:
     options: list[str] = []
     for name, tensor in inputs.items():
         if tensor.is_dynamic and tensor.shape_signature:
-            sizes = ",".join("?" if size < 0 else str(size) for size in tensor.shape_signature)
+            sizes = ",".join(map(size_text, tensor.shape_signature))
             options.append(f"--shape {name}={sizes}")
     return options
 

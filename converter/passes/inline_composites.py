@@ -28,7 +28,7 @@ class InlineComposites(Pass):
 
     def sites(self, context: Context) -> Iterable[Site]:
         """One site for each composite to open."""
-        sizes: dict[int, int] = {}
+        sizes: dict[Subgraph, int] = {}
         has_products: dict[Subgraph, bool] = {}
         total = 0
         for operator in context.subgraph.operators:
@@ -48,21 +48,21 @@ class InlineComposites(Pass):
                 yield Site(operator, partial(_build, context, operator))
 
 
-def _opened(model: Model, body: Subgraph, sizes: dict[int, int]) -> int:
+def _opened(model: Model, body: Subgraph, sizes: dict[Subgraph, int]) -> int:
     """The number of operators in a body once all composites in it are opened; each nesting level may double it."""
-    if id(body) not in sizes:
-        inner = (
-            body_of(model, operator) for operator in body.operators if operator.name == COMPOSITE
-        )
-        sizes[id(body)] = len(body) + sum(_opened(model, called, sizes) for called in inner)
-    return sizes[id(body)]
+    if body not in sizes:
+        total = len(body)
+        for operator in body:
+            if operator.name == COMPOSITE:
+                total += _opened(model, body_of(model, operator), sizes)
+        sizes[body] = total
+    return sizes[body]
 
 
 def _build(context: Context, composite: Operator) -> Rewrite:
     body = checked_body(context.model, composite)
-    known = {
-        own: tensor for own, tensor in zip(body.inputs, composite.inputs, strict=True) if tensor
-    }
+    arguments = zip(body.inputs, composite.inputs, strict=True)
+    known = {own: tensor for own, tensor in arguments if tensor is not None}
     for result, tensor in zip(body.outputs, composite.outputs, strict=True):
         if result in known:
             raise RefusedError(

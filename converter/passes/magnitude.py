@@ -77,13 +77,14 @@ def _read(node: _Node) -> list[_Node]:
     if maker is None or maker.name in _LIMITED:
         return []
     data = KINDS[maker.code.name].data_operands(maker.inputs)
+    if node.is_operand and maker.name in _PRODUCTS:
+        return []
     if node.is_operand:
-        return (
-            [] if maker.name in _PRODUCTS else [_Node(tensor, is_operand=True) for tensor in data]
-        )
+        return [_Node(tensor, is_operand=True) for tensor in data]
     if multiplies_activations(maker):
-        biases = [_Node(tensor) for tensor in maker.inputs[2:] if tensor is not None]
-        return [*(_Node(maker.input(index), is_operand=True) for index in (0, 1)), *biases]
+        left = _Node(maker.input(0), is_operand=True)
+        right = _Node(maker.input(1), is_operand=True)
+        return [left, right, *(_Node(bias) for bias in maker.inputs[2:] if bias is not None)]
     return [_Node(tensor) for tensor in data] if maker.name in _RULES else []
 
 

@@ -5,7 +5,7 @@ from functools import partial
 
 from edge_opt.attention.assembly import Assembly
 from edge_opt.base.words import name_below
-from edge_opt.ir import Operator
+from edge_opt.ir import Operator, Tensor
 from edge_opt.ir.dtypes import same_quantization
 from edge_opt.ir.walk import only_reader
 from edge_opt.passes.contract import Context, Pass, Site
@@ -36,41 +36,59 @@ class MaskBeforeJoin(Pass):
 
 def _join_above(context: Context, addition: Operator) -> Operator | None:
     """The CONCATENATION of logits along their columns that only this ADD reads, before a SOFTMAX; else None."""
-    if addition.name != "ADD" or [reader.name for reader in addition.outputs[0].consumers] != [
-        "SOFTMAX"
-    ]:
+    if addition.name != "ADD":
+        return None
+    readers = addition.outputs[0].consumers
+    if len(readers) != 1 or readers[0].name != "SOFTMAX":
         return None
     for joined, mask in (addition.inputs, addition.inputs[::-1]):
-        join = None if joined is None else joined.producer
-        if joined is None or mask in (None, joined) or join is None or join.name != "CONCATENATION":
+        if joined is None or mask is None or joined.producer is None:
             continue
-        at_columns = join.option("axis") in (-1, len(joined.shape) - 1)
-        alone = only_reader(context.subgraph, joined) is not None
-        parts = [part for part in join.inputs if part is not None]
-        products = all(part.producer and part.producer.name == "BATCH_MATMUL" for part in parts)
-        same_numbers = all(
-            part.dtype is joined.dtype and same_quantization(part.quantization, joined.quantization)
-            for part in parts
-        )
-        # Logits must be clipped before the mask is added; per-column scales would have to be cut, too.
-        plain = not join.option("fused_activation_function") and not any(
-            tensor.quantization and tensor.quantization.is_per_axis
-            for tensor in (mask, *addition.outputs)
-        )
-        whole = (1,) * (len(joined.shape) - len(mask.shape)) + mask.shape == joined.shape
-        if at_columns and alone and products and same_numbers and plain and whole:
+        join = joined.producer
+        if _joins_logits(join) and _can_be_cut(context, joined, mask, addition.outputs[0]):
             # Faster only if the cache has more keys than are new, else a prefill takes longer: docs/research/forms.md.
-            *shorter, longest = sorted(part.shape[-1] for part in parts)
+            *shorter, longest = sorted(part.shape[-1] for part in _parts(join))
             return join if longest > sum(shorter) else None
     return None
+
+
+def _parts(join: Operator) -> list[Tensor]:
+    return [part for part in join.inputs if part is not None]
+
+
+def _joins_logits(join: Operator) -> bool:
+    """True if an operator joins products along their columns, in one quantization, and clips nothing."""
+    # Logits must be clipped before the mask is added.
+    if join.name != "CONCATENATION" or join.option("fused_activation_function"):
+        return False
+    joined = join.outputs[0]
+    if join.option("axis") not in (-1, len(joined.shape) - 1):
+        return False
+    for part in _parts(join):
+        if part.producer is None or part.producer.name != "BATCH_MATMUL":
+            return False
+        same_quantized = same_quantization(part.quantization, joined.quantization)
+        if part.dtype is not joined.dtype or not same_quantized:
+            return False
+    return True
+
+
+def _can_be_cut(context: Context, joined: Tensor, mask: Tensor, result: Tensor) -> bool:
+    """True if the mask and its sum with the logits can be cut into columns, and nothing else reads the logits."""
+    if mask is joined or only_reader(context.subgraph, joined) is None:
+        return False
+    for tensor in (mask, result):
+        if tensor.quantization is not None and tensor.quantization.is_per_axis:
+            return False  # the scales of the columns would have to be cut, too
+    return (1,) * (len(joined.shape) - len(mask.shape)) + mask.shape == joined.shape
 
 
 def _build(context: Context, join: Operator, addition: Operator) -> Rewrite:
     joined = join.outputs[0]
     result = addition.outputs[0]
     make = Assembly(context.model, context.constants)
-    mask = next(tensor for tensor in addition.inputs if tensor is not None and tensor is not joined)
-    parts = [part for part in join.inputs if part is not None]
+    mask = addition.input(1 if addition.input(0) is joined else 0)
+    parts = _parts(join)
     cuts = []
     end = 0
     for part in parts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from edge_opt.base.words import name_below
 from edge_opt.ir import DType, Operator, Quantization, Tensor
 from edge_opt.ir.refusal import RefusedError, Why
 from edge_opt.ir.walk import look_through, only_reader
-from edge_opt.passes.codes import code_limits, real_range
+from edge_opt.passes.codes import code_limits, real_range, step_of
 from edge_opt.passes.contract import Context, Pass, Site
 from edge_opt.passes.magnitude import ORDINARY, Magnitudes
 from edge_opt.passes.quantized_mask import two_values
@@ -99,17 +100,18 @@ def _build(
     softmax: Operator,
     path: list[Operator],
 ) -> Rewrite:
-    for tensor in (operator.outputs[0] for operator in (select, *path)):
-        if only_reader(context.subgraph, tensor) is None:
+    for operator in (select, *path):
+        if only_reader(context.subgraph, operator.outputs[0]) is None:
             raise RefusedError(
                 Why.SHARED_RESULT,
                 "another operator reads the masked logits too",
                 select,
                 select.outputs[0],
             )
-    condition, *operands = (select.input(i) for i in range(3))
+    condition = select.input(0)
+    operands = (select.input(1), select.input(2))
     result = select.outputs[0]
-    parameters = select.outputs[0].quantization
+    parameters = result.quantization
     is_integer = (
         result.dtype in _QUANTIZED and parameters is not None and len(parameters.scale) == 1
     )
@@ -160,26 +162,31 @@ def _in_floats(context: Context, site: MaskedSoftmax, make: Assembly) -> Rewrite
         raise RefusedError(
             Why.TARGET, text, site.select, None, f"at most {_HIDDEN:g}", f"{added:g}"
         )
-    source, chain, flag, (masked, opened) = _flag(make, site)
+    flag = _flag(make, site)
+    shape = flag.source.shape
     name = site.condition.name
-    number = Tensor(name_below(name, "number"), source.shape, DType.FLOAT32)
+    number = Tensor(name_below(name, "number"), shape, DType.FLOAT32)
     make.emit(
-        "CAST", [flag], number, in_data_type=int(DType.BOOL), out_data_type=int(DType.FLOAT32)
+        "CAST",
+        [flag.is_masked],
+        number,
+        in_data_type=int(DType.BOOL),
+        out_data_type=int(DType.FLOAT32),
     )
     constant = make.constants.make("mask/constant", np.array(added, np.float32), DType.FLOAT32)
-    mask = Tensor(name_below(name, "additive"), source.shape, DType.FLOAT32)
+    mask = Tensor(name_below(name, "additive"), shape, DType.FLOAT32)
     make.emit("MUL", [number, constant], mask)
-    if source.shape != site.condition.shape:
+    if shape != site.condition.shape:
         reshaped = Tensor(name_below(mask.name, "reshaped"), site.condition.shape, DType.FLOAT32)
         mask = make.reshape_to(mask, reshaped)
     # Rows that are masked everywhere do not change if every logit vanishes in the sum.
     exact = added == ABSORBING and site.constant != -np.inf
     return context.rewrite(
-        [*chain, site.select, *site.path, site.softmax],
+        [*flag.chain, site.select, *site.path, site.softmax],
         _softmax_of(make, site, mask),
         check=Exact(spared=("masks", "nan added")) if exact else Within(1e-6),
         note="; ".join(_notes(site.constant, added)),
-        mask=MaskInput(source, masked, opened),
+        mask=MaskInput(flag.source, flag.masked, flag.opened),
     )
 
 
@@ -208,10 +215,9 @@ def _equal_above(constant: float) -> str:
 def _in_codes(context: Context, site: MaskedSoftmax, make: Assembly) -> Rewrite:
     """Make the mask with one SELECT_V2 between 0 and a number below it by the whole range of the logits."""
     like = site.select.outputs[0]
-    assert like.quantization is not None
-    step, (least, _) = float(like.quantization.scale[0]), code_limits(like)
+    least, _ = code_limits(like)
     # Masked: 2 * -least steps of the logits, one more than between the lowest and the highest code.
-    parameters = Quantization.affine(2 * step, 0)
+    parameters = Quantization.affine(2 * step_of(like), 0)
     mask = make.tensor(
         name_below(site.condition.name, "additive"), site.condition.shape, like, parameters
     )
@@ -243,38 +249,63 @@ def _softmax_of(make: Assembly, site: MaskedSoftmax, mask: Tensor) -> list[Opera
     return make.finished(make.copy(site.softmax, [tensor], site.softmax.outputs[0]))
 
 
-def _flag(
-    make: Assembly, site: MaskedSoftmax
-) -> tuple[Tensor, list[Operator], Tensor, tuple[float, float]]:
-    """The mask's source, the operators from it to the condition, and a boolean that is true for masked entries.
+class _Flag(NamedTuple):
+    """A boolean that is true for masked entries, the mask's source, and the operators from there to the condition.
 
-    Also the source's numbers for masked and for open entries. Only RESHAPEs around one comparison with a number, or
-    around one NOT, are followed up, so that the mask has as few axes as its source.
+    `masked` and `opened` are the source's numbers for masked and for open entries.
     """
-    source = site.condition
-    chain = list[Operator]()
-    is_negated = not site.masked_when
+
+    is_masked: Tensor
+    source: Tensor
+    chain: list[Operator]
+    masked: float
+    opened: float
+
+
+def _flag(make: Assembly, site: MaskedSoftmax) -> _Flag:
+    """The flag of a masked softmax.
+
+    Only RESHAPEs around one comparison with a number, or around one NOT, are followed up, so that the mask has as few
+    axes as its source.
+    """
+    name = name_below(site.condition.name, "masked")
     compared, below = look_through(site.condition, ("RESHAPE",))
     maker = compared.producer
-    read = [] if maker is None else [tensor for tensor in maker.inputs if tensor is not None]
-    numbers = [tensor for tensor in read if tensor.has_numbers and tensor.elements == 1]
-    compares = maker is not None and maker.name in _OPPOSITE and len(numbers) == 1
-    if maker is not None and (compares or maker.name == "LOGICAL_NOT"):
-        source, above = look_through(
-            next(t for t in read if not compares or t not in numbers), ("RESHAPE",)
-        )
-        chain = [*above[::-1], maker, *below[::-1]]
-        is_negated = site.masked_when
-    flag = Tensor(name_below(site.condition.name, "masked"), source.shape, DType.BOOL)
-    if maker is not None and compares:
-        (number,), kind = numbers, maker.name if site.masked_when else _OPPOSITE[maker.name]
-        # If it had more axes than the source, the number compared with would add axes to the mask.
-        array = number.array().reshape(())
-        scalar = make.constants.make("mask/compared", array, number.dtype, number.quantization)
-        make.emit(kind, [scalar if tensor is number else source for tensor in maker.inputs], flag)
-        equal = number.real()
-        other = 0.0 if number.real() else 1.0
-        return source, chain, flag, (equal, other) if kind == "EQUAL" else (other, equal)
-    if is_negated:
-        return source, chain, make.emit("LOGICAL_NOT", [source], flag), (0.0, 1.0)
-    return source, chain, source, (1.0, 0.0)
+    number = None if maker is None else _number_compared(maker)
+    if maker is None or (number is None and maker.name != "LOGICAL_NOT"):
+        return _of_boolean(make, name, site.condition, [], is_masked=site.masked_when)
+    operand = next(one for one in maker.inputs if one is not None and one is not number)
+    source, above = look_through(operand, ("RESHAPE",))
+    chain = [*above[::-1], maker, *below[::-1]]
+    if number is None:
+        return _of_boolean(make, name, source, chain, is_masked=not site.masked_when)
+    kind = maker.name if site.masked_when else _OPPOSITE[maker.name]
+    # If it had more axes than the source, the number compared with would add axes to the mask.
+    array = number.array().reshape(())
+    scalar = make.constants.make("mask/compared", array, number.dtype, number.quantization)
+    operands = [scalar if one is number else source for one in maker.inputs]
+    flag = make.emit(kind, operands, Tensor(name, source.shape, DType.BOOL))
+    equal = number.real()
+    other = 0.0 if equal else 1.0
+    if kind == "EQUAL":
+        return _Flag(flag, source, chain, equal, other)
+    return _Flag(flag, source, chain, other, equal)
+
+
+def _number_compared(operator: Operator) -> Tensor | None:
+    """The only operand of a comparison that is a constant of one element, if there is one."""
+    if operator.name not in _OPPOSITE:
+        return None
+    given = filter(None, operator.inputs)
+    numbers = [tensor for tensor in given if tensor.has_numbers and tensor.elements == 1]
+    return numbers[0] if len(numbers) == 1 else None
+
+
+def _of_boolean(
+    make: Assembly, name: str, source: Tensor, chain: list[Operator], *, is_masked: bool
+) -> _Flag:
+    """The flag of a boolean source, whose masked entries are true or false."""
+    if is_masked:
+        return _Flag(source, source, chain, 1.0, 0.0)
+    flag = make.emit("LOGICAL_NOT", [source], Tensor(name, source.shape, DType.BOOL))
+    return _Flag(flag, source, chain, 0.0, 1.0)

@@ -54,12 +54,12 @@ def _build(context: Context, product: Operator, convert: Operator) -> Rewrite:
             expected,
             actual,
         )
-    before, after = (_one_scale(operator) for operator in (product, convert))
+    ratio = _one_scale(product) / _one_scale(convert)
     version = KINDS["BATCH_MATMUL"].version_for(product.input(0).dtype)
     code = context.model.operator_code("BATCH_MATMUL", max(version, product.code.version))
     fused = Operator(code, product.inputs, convert.outputs, product.options, product.table)
     # Scales are float32: a ratio of 3 may come out as 2.9999998.
-    steps = max(1, math.floor(before / after * (1 + 1e-6))) + (result.dtype is DType.INT16)
+    steps = max(1, math.floor(ratio * (1 + 1e-6))) + (result.dtype is DType.INT16)
     # The codes of the result at which the product was clipped, if the result can hold more.
     low, high = real_range(between)
     first, last = nearest_codes((low, high), result).tolist()

@@ -60,23 +60,16 @@ class MhaToSha(Pass):
 
 
 def left_over(
-    context: Context,
-    sites: Iterable[Verdict],
-    before: Container[Operator],
-    name: str = MhaToSha.name,
+    context: Context, sites: Sequence[Verdict], before: Container[Operator]
 ) -> Iterator[Verdict]:
     """Attention of several heads in a converted graph that none of its `sites` reports, found in a second search.
 
     Only operators from `before` the pass are looked at: whether the axes of new ones are heads is no longer visible.
-    `name`: what the pass is called.
     """
-    own = [site for site in sites if site.pass_name == name and site.signature == context.signature]
-    statuses = {site.status for site in own}
-    if Status.CONVERTED not in statuses or not statuses.isdisjoint(
-        (Status.SKIPPED, Status.REVERTED)
-    ):
+    statuses = {site.status for site in sites}
+    if Status.CONVERTED not in statuses or statuses & {Status.SKIPPED, Status.REVERTED}:
         return
-    settled = {site.anchor for site in own if site.status is Status.SETTLED}
+    settled = {site.anchor for site in sites if site.status is Status.SETTLED}
     for match in find_blocks(context.subgraph):
         if match.softmax not in before or match.softmax in settled or not _has_several(match):
             continue
@@ -84,9 +77,9 @@ def left_over(
             Why.HEADS, "several heads are left after the conversion", match.softmax
         )
         yield Verdict(
-            pass_name=name,
+            pass_name=sites[0].pass_name,
             signature=context.signature,
-            index=len(own),
+            index=len(sites),
             operator=match.softmax.outputs[0].name,
             status=Status.SKIPPED,
             reason=refusal.reason.text,
@@ -100,9 +93,7 @@ def _has_several(match: Match) -> bool:
     if isinstance(match, Block):
         return match.heads > 1
     products = map(product_of, (match.softmax, *products_around(match.softmax)))
-    return match.is_attention and any(
-        product is not None and product.several for product in products
-    )
+    return match.is_attention and any(product.several for product in filter(None, products))
 
 
 def _calls_attention(
@@ -118,17 +109,15 @@ def _may_attend(graph: Subgraph, arguments: Sequence[Tensor | None]) -> bool:
     pairs = zip(graph.inputs, arguments, strict=False)
     weights = {own for own, given in pairs if given is not None and given.is_constant}
     candidates = [operator for operator in graph.operators if weights.isdisjoint(operator.inputs)]
-    products = [product for operator in candidates if (product := product_of(operator)) is not None]
+    products = list(filter(None, map(product_of, candidates)))
     if not products:
         return False
-    if any(product.several for product in products) or any(
-        one.name == "SOFTMAX" for one in graph.operators
-    ):
+    if any(product.several for product in products):
         return True
-    return any(
-        match.is_attention and not (isinstance(match, Block) and match.heads == 1)
-        for match in find_blocks(graph)
-    )
+    if any(operator.name == "SOFTMAX" for operator in graph):
+        return True
+    attention = (match for match in find_blocks(graph) if match.is_attention)
+    return any(isinstance(match, NotABlock) or match.heads != 1 for match in attention)
 
 
 def _site(context: Context, block: Block) -> Site:
@@ -153,9 +142,9 @@ def _site(context: Context, block: Block) -> Site:
     preferred = target.form
     if heads == 1 or preferred == AS_FOUND:
         preferred = "split" if heads == 1 or block.merged else "unpack"
-    forms = {preferred: FORMS[preferred], **(FORMS if heads > 1 else {})}
-    builds = {name: partial(_build, context, tiled, form, note) for name, form in forms.items()}
-    return site(build=builds.pop(preferred), others=builds)
+    builds = {name: partial(_build, context, tiled, form, note) for name, form in FORMS.items()}
+    build = builds.pop(preferred)
+    return site(build=build, others=builds if heads > 1 else {})
 
 
 def _tiled(target: Target, block: Block) -> Block:

@@ -10,7 +10,7 @@ from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.positions import Rotary, exact_constants, find_rotary
 from edge_opt.ir import DType, Tensor
 from edge_opt.ir.refusal import RefusedError, Why
-from edge_opt.passes.codes import nearest_codes, real_range
+from edge_opt.passes.codes import nearest_codes, real_range, step_of
 from edge_opt.passes.contract import Context, Pass, Site
 from edge_opt.verification.check import Reference, Table
 from edge_opt.verification.rewrite import Rewrite
@@ -63,7 +63,7 @@ def _build(context: Context, rotary: Rotary) -> Rewrite:
         # Half a step, plus the excess of cosines over the range, which calibration measured at few positions.
         lowest, highest = real_range(result)
         beyond = max(0.0, float(values.max()) - highest, lowest - float(values.min()))
-        tolerance += float(parameters.scale[0]) / 2 + (beyond if beyond <= _MOST_CUT else 0.0)
+        tolerance += step_of(result) / 2 + (beyond if beyond <= _MOST_CUT else 0.0)
         values = nearest_codes(values, result)
     make = Assembly(context.model, context.constants)
     index = position

@@ -7,13 +7,12 @@ import numpy as np
 
 from edge_opt.ir import DType, Operator, Tensor
 from edge_opt.ir.refusal import RefusedError, Why
-from edge_opt.passes.codes import nearest_codes
+from edge_opt.passes.codes import nearest_codes, step_of
 from edge_opt.passes.contract import Context, Pass, Site
 from edge_opt.verification.rewrite import Rewrite
 
-_INT32 = (
-    2.0**31
-)  # steps; conversion to int32 comes before clipping, and overflows to either end of it
+# In steps; conversion to int32 comes before clipping, and overflows to either end of it.
+_INT32 = 2.0**31
 _ORDERS = (["CAST", "QUANTIZE", "MUL"], ["CAST", "MUL", "QUANTIZE"])
 
 
@@ -30,21 +29,21 @@ class QuantizedMaskToSelect(Pass):
     def sites(self, context: Context) -> Iterable[Site]:
         """One site for each chain that ends in an integer mask."""
         for operator in context.subgraph.operators:
-            if chain := _mask_chain(operator):
+            chain = _mask_chain(operator)
+            if chain:
                 yield Site(operator, partial(_build, context, chain))
 
 
 def _mask_chain(last: Operator) -> list[Operator]:
     """The operators from a boolean to the integer mask that this operator makes; empty if it makes none."""
-    kinds = [tensor.dtype for tensor in last.outputs if tensor.is_quantized]
-    if kinds not in ([DType.INT8], [DType.INT16], [DType.UINT8]):
+    types = [tensor.dtype for tensor in last.outputs if tensor.is_quantized]
+    if types not in ([DType.INT8], [DType.INT16], [DType.UINT8]):
         return []
     chain = [last]
     source = _carried(last)
     while source is not None and source.producer is not None:
-        if source.producer.name not in (
-            ("LOGICAL_NOT",) if source.dtype is DType.BOOL else _ORDERS[0]
-        ):
+        expected = ("LOGICAL_NOT",) if source.dtype is DType.BOOL else _ORDERS[0]
+        if source.producer.name not in expected:
             break
         chain.insert(0, source.producer)
         source = _carried(source.producer)
@@ -54,19 +53,21 @@ def _mask_chain(last: Operator) -> list[Operator]:
 
 def _carried(operator: Operator) -> Tensor | None:
     """The operand that carries the mask: the only one, or the one beside a constant of one element."""
-    data = [t for t in operator.inputs if t is not None and not t.is_constant]
-    others = [t for t in operator.inputs if t is not None and t.is_constant]
-    known = all(t.elements == 1 and t.has_numbers for t in others)
-    return data[0] if len(data) == 1 and known else None
+    data: list[Tensor] = []
+    for tensor in filter(None, operator.inputs):
+        if not tensor.is_constant:
+            data.append(tensor)
+        elif tensor.elements != 1 or not tensor.has_numbers:
+            return None
+    return data[0] if len(data) == 1 else None
 
 
 def _build(context: Context, chain: Sequence[Operator]) -> Rewrite:
     condition = _carried(chain[0])
     last = chain[-1]
     assert condition is not None
-    when_false, when_true = two_values(
-        context, last.outputs[0], [_evaluated(chain, flag) for flag in (0, 1)]
-    )
+    values = (_evaluated(chain, 0), _evaluated(chain, 1))
+    when_false, when_true = two_values(context, last.outputs[0], values)
     select = context.model.new_operator(
         "SELECT_V2", (condition, when_true, when_false), last.outputs
     )
@@ -102,7 +103,7 @@ def _evaluated(chain: Iterable[Operator], flag: int) -> int:
                 raise RefusedError(
                     Why.QUANTIZATION, "an integer mask needs one scale", operator, output
                 )
-            if abs(real / float(output.quantization.scale[0])) >= _INT32:
+            if abs(real / step_of(output)) >= _INT32:
                 text = "the mask has a value that kernels do not clip alike"
                 raise RefusedError(
                     Why.MASK, text, operator, output, "less than 2^31 steps", f"{real:g}"

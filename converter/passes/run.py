@@ -87,7 +87,8 @@ def _decide(site: Site, chosen: Pass, context: Context) -> _Attempt:
         context.check_order()
     except RefusedError as refused:
         return _Attempt(Status.SKIPPED, refused.reason)
-    first = attempt = _attempt(site.build, chosen, context)
+    first = _attempt(site.build, chosen, context)
+    attempt = first
     failed: list[str] = []
     for form, build in site.others.items():
         if attempt.rewrite is not None or attempt.is_bug:

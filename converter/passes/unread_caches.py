@@ -1,9 +1,10 @@
 """A cache that no operator of one signature reads -> the type that it has in the signature that reads it."""
 
 from collections.abc import Collection, Iterable, Iterator
+from typing import NamedTuple
 
 from edge_opt.base.words import shortened
-from edge_opt.ir import Model, Shape, Tensor, same_type
+from edge_opt.ir import Model, Shape, Signature, Tensor, same_type
 from edge_opt.passes.contract import Context, Pass, Site
 from edge_opt.runtime.description import tensor_info
 from edge_opt.runtime.tensors import cache_of
@@ -29,41 +30,44 @@ class UnreadCaches(Pass):
 
     def fix_interface(self, model: Model, signatures: Collection[str]) -> Iterator[Verdict]:
         """Change inputs of these signatures, and report each."""
-        chosen = [found for found in unread_caches(model) if found[0] in signatures]
-        inputs = [model.signatures[signature].inputs[name] for signature, name, *_ in chosen]
-        types = {
-            cache: cache.dtype for cache in inputs
-        }  # signatures of one subgraph share a tensor
-        for index, (cache, (signature, name, reader, read)) in enumerate(
-            zip(inputs, chosen, strict=True)
-        ):
-            after = (
-                f"{read.dtype.name}{' with another scale' if read.dtype is types[cache] else ''}"
-            )
-            text = f"input '{shortened(name)}' was {types[cache].name} and is {after} now, so callers must pass that"
-            cache.dtype = read.dtype
-            cache.quantization = read.quantization
+        chosen = [one for one in unread_caches(model) if one.signature in signatures]
+        # Signatures of one subgraph share a tensor.
+        types = {one.cache: one.cache.dtype for one in chosen}
+        for index, one in enumerate(chosen):
+            before = types[one.cache]
+            after = one.read.dtype.name
+            if one.read.dtype is before:
+                after += " with another scale"
+            text = f"input '{shortened(one.name)}' was {before.name} and is {after} now, so callers must pass that"
+            one.cache.dtype = one.read.dtype
+            one.cache.quantization = one.read.quantization
             yield Verdict(
                 pass_name=self.name,
-                signature=signature,
+                signature=one.signature,
                 index=index,
-                operator=cache.name,
+                operator=one.cache.name,
                 status=Status.CONVERTED,
-                note=f"{text}: no operator reads it, but '{reader}' does, and LiteRT-LM has one buffer for both",
+                note=f"{text}: no operator reads it, but '{one.reader}' does, and LiteRT-LM has one buffer for both",
             )
 
 
-def unread_caches(model: Model) -> Iterator[tuple[str, str, str, Tensor]]:
-    """Caches that no operator of their signature reads, and that have another type where they are read.
+class UnreadCache(NamedTuple):
+    """An input that no operator of its signature reads; `read` is the tensor of that name in the signature `reader`."""
 
-    Each with its signature's name and its own, the name of a signature that reads it, and its tensor there.
-    """
-    caches = [
-        (each, name, tensor)
-        for each in model.signatures
-        for name, tensor in each.inputs.items()
-        if cache_of(tensor_info(tensor, name)) == name
-    ]
+    signature: str
+    name: str
+    cache: Tensor
+    reader: str
+    read: Tensor
+
+
+def unread_caches(model: Model) -> Iterator[UnreadCache]:
+    """Caches that no operator of their signature reads, and that have another type where they are read."""
+    caches: list[tuple[Signature, str, Tensor]] = []
+    for signature in model.signatures:
+        for name, tensor in signature.inputs.items():
+            if cache_of(tensor_info(tensor, name)) == name:
+                caches.append((signature, name, tensor))
     readers = dict[tuple[str, Shape], tuple[str, Tensor]]()
     disagreeing = set[tuple[str, Shape]]()
     for signature, name, tensor in caches:
@@ -76,4 +80,4 @@ def unread_caches(model: Model) -> Iterator[tuple[str, str, str, Tensor]]:
         reader, read = readers.get(place, ("", tensor))
         is_unread = not tensor.consumers and not signature.subgraph.is_output(tensor)
         if is_unread and place not in disagreeing and not same_type(tensor, read):
-            yield signature.key, name, reader, read
+            yield UnreadCache(signature.key, name, tensor, reader, read)

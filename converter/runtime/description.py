@@ -23,11 +23,13 @@ def describe(model: Model) -> dict[str, SignatureInfo]:
         return replace(info, entries=entries, accepts=accepts)
 
     for name in [signature.key for signature in model.signatures] or [MAIN]:
-        graph, *sides = model.arguments(name)
-        # The runtime sorts the arguments of signatures by name.
-        taken, made = (sorted(side.items()) if model.signatures else side.items() for side in sides)
-        inputs = tuple(given(label, tensor) for label, tensor in taken)
-        outputs = tuple(tensor_info(tensor, label) for label, tensor in made)
+        graph, taken, made = model.arguments(name)
+        if model.signatures:
+            # The runtime sorts their arguments by name.
+            taken = dict(sorted(taken.items()))
+            made = dict(sorted(made.items()))
+        inputs = tuple(given(label, tensor) for label, tensor in taken.items())
+        outputs = tuple(tensor_info(tensor, label) for label, tensor in made.items())
         keeps_state = has_effects(graph.operators, model.subgraphs)
         described[name] = SignatureInfo(name, inputs, outputs, not model.signatures, keeps_state)
     return described

@@ -26,7 +26,7 @@ _WINDOW = 512
 VARIANTS = 6
 _WHOLE = 2
 _SHORTER = 4
-"""Kinds of integers for an input that may be any, one for each run: 0 or 1, of all bits, or of few."""
+"""Kinds of random integers for an input that may hold any, one for each run: 0 and 1, then all bits, then few."""
 
 Side = Literal["added", "left", "right", "other"]
 """Use of an input: added to the logits of a SOFTMAX, an operand of the product before it, or something else."""
@@ -123,11 +123,12 @@ def plan(
 
 
 def _has_no_role(info: TensorInfo, role: Role) -> bool:
+    """True for a plain integer whose name does not show what it is."""
     return info.is_plain_integer and role == "data"
 
 
 def _unknown(info: TensorInfo, run: int) -> dict[str, Any]:
-    """Facts of the plan of an integer whose name tells nothing, from what its readers accept."""
+    """Facts about an integer whose name does not show its role, from what its readers accept."""
     if info.accepts:
         return {"role": "index", "limit": info.accepts}
     return {} if info.accepts is None else {"role": "integer", "variant": run % VARIANTS}
@@ -135,12 +136,11 @@ def _unknown(info: TensorInfo, run: int) -> dict[str, Any]:
 
 def runs_for(signature: SignatureInfo) -> int:
     """The number of runs that a comparison needs: one for each kind of integers, if an input may be any integer."""
-    wide = (info for info in signature.inputs if np.dtype(info.dtype).itemsize > 2)
-    return (
-        VARIANTS
-        if any(_has_no_role(info, role_of(info)) and info.accepts == 0 for info in wide)
-        else 1
-    )
+    for info in signature.inputs:
+        is_wide = np.dtype(info.dtype).itemsize > 2
+        if is_wide and info.accepts == 0 and _has_no_role(info, role_of(info)):
+            return VARIANTS
+    return 1
 
 
 def unknown_integers(signature: SignatureInfo) -> Iterator[str]:
@@ -170,10 +170,12 @@ def _scene(signature: SignatureInfo, roles: Sequence[Role], seed: int, run: int)
     lengths = [info.shape[-1] for info in positions if info.shape]
     new = max([shape[-2] for shape in masks] + lengths, default=1)
     width = max((shape[-1] for shape in masks), default=0)
-    cached = {size for info in caches if "slice" not in info.name for size in info.shape[1:]}
-    holds_new = (
-        width in cached and width - new not in cached
-    )  # the cache has room for the new tokens, too
+    cached: set[int] = set()
+    for info in caches:
+        if "slice" not in info.name:
+            cached.update(info.shape[1:])
+    # The cache has room for the new tokens, too.
+    holds_new = width in cached and width - new not in cached
     past = 0 if holds_new else max(width - new, 0)
     if width and holds_new:
         longest = width
@@ -281,14 +283,15 @@ def _data(planned: InputPlan, source: TensorInfo) -> NDArray[Any]:
         low, high = source.reals(np.array([limits.min, limits.max]))
         middle = (low + high) / 2
         width = (high - low) / 6
-    drawn = noise.normal(planned.stream, info.elements)
-    reals = (np.asarray((middle + width * values) * planned.spread, np.float32) for values in drawn)
-    pieces = [_encode(piece, info) for piece in reals]
-    return np.concatenate([np.empty(0, info.dtype), *pieces]).reshape(info.shape)
+    pieces: list[NDArray[Any]] = [np.empty(0, info.dtype)]
+    for values in noise.normal(planned.stream, info.elements):
+        reals = np.asarray((middle + width * values) * planned.spread, np.float32)
+        pieces.append(_encode(reals, info))
+    return np.concatenate(pieces).reshape(info.shape)
 
 
 def _integers(planned: InputPlan) -> NDArray[np.int64]:
-    """Tokens and indices in their range; integers that may be any; others 0 or 1, as they may steer something."""
+    """Tokens and indices in their range, any integers, or 0 and 1 for inputs that may steer something."""
     info = planned.info
     low = 0
     high = 2
@@ -301,9 +304,10 @@ def _integers(planned: InputPlan) -> NDArray[np.int64]:
 
 
 def _wide(planned: InputPlan) -> NDArray[np.int64]:
-    """Integers that may be any: first 0 and 1, then 1 and 0 (of 8 and 16 bits: all), then of all bits, then of 4 to 14.
+    """Integers for an input that may hold any, by `variant`: 0 and 1, the opposite, twice all bits, twice 4 to 14 bits.
 
-    Positive and negative ones take turns, by element and by variant.
+    In types of 8 and 16 bits, every variant draws from the whole range. Positive and negative numbers alternate, by
+    element and by variant.
     """
     count = planned.info.elements
     types = (planned.info, planned.source or planned.info)

@@ -51,16 +51,15 @@ def run(loop: Loop, invoke: Invoke) -> tuple[list[list[int]], Array]:
     def step(calls: tuple[Call, ...], tokens: Array, start: int, valid: int) -> None:
         """Make the calls of one step in order, on results of earlier calls and on inputs that the loop can make."""
         for call in calls:
-            inputs = {
-                info.name: converted(*values[info.name], info)
-                if info.name in values
-                else basic_input(info, tokens, start, valid, loop.past)
-                for info in call.signature.inputs
-            }
+            inputs: Arrays = {}
+            for info in call.signature.inputs:
+                if info.name in values:
+                    inputs[info.name] = converted(*values[info.name], info)
+                else:
+                    inputs[info.name] = basic_input(info, tokens, start, valid, loop.past)
             outputs = invoke(call, inputs)
-            values.update(
-                {info.name: (outputs[info.name], info) for info in call.signature.outputs}
-            )
+            for info in call.signature.outputs:
+                values[info.name] = (outputs[info.name], info)
 
     prompt = np.array(loop.prompt, np.int64)
     filled = prompt.shape[1] - 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import reduce
 from operator import add
 from typing import Any, TypeVar
 
@@ -24,8 +24,7 @@ _PIECE = 1 << 19
 _LOGITS_WIDTH = 1024
 
 Floats = NDArray[np.float64]
-_Real = Callable[[Array], Floats]
-_as_they_are: _Real = partial(np.asarray, dtype=np.float64)
+_Infos = Sequence[TensorInfo | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,20 +124,23 @@ def measure(
     """
     assert a.shape == b.shape, "shapes must be equal"
     if a.dtype == b.dtype and a.dtype.kind == "c":
-        a, b = (array[..., np.newaxis].view(array.real.dtype) for array in (a, b))
-    one, other = (np.ascontiguousarray(array).reshape(-1) for array in (a, b))
-    reals = [info.reals if info else _as_they_are for info in (quantized_a, quantized_b)]
-    pieces = (slice(begin, begin + _PIECE) for begin in range(0, max(one.size, 1), _PIECE))
-    found = reduce(
-        merge, (_of_piece(one[at], other[at], reals, at.start, tolerance) for at in pieces)
-    )
+        a = a[..., np.newaxis].view(a.real.dtype)
+        b = b[..., np.newaxis].view(b.real.dtype)
+    one = np.ascontiguousarray(a).reshape(-1)
+    other = np.ascontiguousarray(b).reshape(-1)
+    infos = (quantized_a, quantized_b)
+    pieces: list[Difference] = []
+    for begin in range(0, max(one.size, 1), _PIECE):
+        at = slice(begin, begin + _PIECE)
+        pieces.append(_of_piece(one[at], other[at], infos, begin, tolerance))
+    found = reduce(merge, pieces)
     if found.worst is not None:
         found = replace(found, worst=tuple(map(int, np.unravel_index(found.worst[0], a.shape))))
     if quantized_a and quantized_b and quantized_a.quantization != quantized_b.quantization:
         found = replace(found, steps=None)
     if logits and a.size and a.ndim and a.shape[-1] > 1:
         width = a.shape[-1]
-        kl, top1 = _of_rows(one.reshape(-1, width), other.reshape(-1, width), reals)
+        kl, top1 = _of_rows(one.reshape(-1, width), other.reshape(-1, width), infos)
         found = replace(found, kl=kl, top1=top1)
     return found
 
@@ -170,26 +172,22 @@ def are_logits(info: TensorInfo) -> bool:
     return not other and len(info.shape) > 1 and info.shape[-1] >= _LOGITS_WIDTH
 
 
-def _of_piece(
-    a: Array, b: Array, reals: Sequence[_Real], begin: int, tolerance: Tolerance
-) -> Difference:
+def _of_piece(a: Array, b: Array, infos: _Infos, begin: int, tolerance: Tolerance) -> Difference:
     """The difference of two pieces that begin at element `begin`."""
     differing = a.size
     steps = None
     if a.dtype == b.dtype:
         word = f"u{a.itemsize}"
         bits = a.view(word) != b.view(word)
-        differing = int(
-            np.count_nonzero(bits & ~(np.isnan(a) & np.isnan(b)) if bits.any() else bits)
-        )
+        if bits.any():
+            bits &= ~(np.isnan(a) & np.isnan(b))
+        differing = int(np.count_nonzero(bits))
         if a.dtype.kind in "iu":
-            steps = (
-                int(np.abs(a.astype(np.int64) - b.astype(np.int64)).max(initial=0))
-                if differing
-                else 0
-            )
-    one = reals[0](a)
-    other = one if not differing and reals[0] == reals[1] else reals[1](b)
+            steps = 0
+            if differing:
+                steps = int(np.abs(a.astype(np.int64) - b.astype(np.int64)).max(initial=0))
+    one = _reals(a, infos[0])
+    other = one if not differing and infos[0] == infos[1] else _reals(b, infos[1])
     finite = one[np.isfinite(one)]
     largest = float(np.abs(finite).max(initial=0.0))
     found = Difference(a.size, finite.size, differing, largest=largest, steps=steps)
@@ -213,20 +211,23 @@ def _of_piece(
     return replace(found, max_abs=float(gap[place]), worst=(begin + place,), worst_values=values)
 
 
-def _of_rows(a: Array, b: Array, reals: Sequence[_Real]) -> list[float]:
+def _reals(array: Array, info: TensorInfo | None) -> Floats:
+    return np.asarray(array, np.float64) if info is None else info.reals(array)
+
+
+def _of_rows(a: Array, b: Array, infos: _Infos) -> list[float]:
     """Means over rows: KL(softmax(a) || softmax(b)), 0 if a value is not finite; equal arg max."""
     rows, width = a.shape
     step = max(_PIECE // width, 1)
     sums = np.zeros(2)
     for begin in range(0, rows, step):
-        one = reals[0](a[begin : begin + step])
-        other = reals[1](b[begin : begin + step])
+        one = _reals(a[begin : begin + step], infos[0])
+        other = _reals(b[begin : begin + step], infos[1])
         finite = np.isfinite(one).all(axis=1) & np.isfinite(other).all(axis=1)
-        log_one, log_other = (log_softmax(values[finite]) for values in (one, other))
-        sums += (
-            (np.exp(log_one) * (log_one - log_other)).sum(),
-            np.count_nonzero(one.argmax(axis=1) == other.argmax(axis=1)),
-        )
+        log_one = log_softmax(one[finite])
+        log_other = log_softmax(other[finite])
+        sums[0] += (np.exp(log_one) * (log_one - log_other)).sum()
+        sums[1] += np.count_nonzero(one.argmax(axis=1) == other.argmax(axis=1))
     means: list[float] = np.maximum(sums / rows, 0.0).tolist()
     return means
 

@@ -157,7 +157,7 @@ def _named(details: list[Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def _refusals(where: str = "") -> Iterator[None]:
+def _refusals(where: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, RuntimeError, TypeError, MemoryError) as error:
@@ -183,9 +183,8 @@ def _carried_out(header: Header, arrays: Arrays) -> tuple[Header, Arrays]:
     match header["operation"]:
         case "run":
             results: Arrays = {}
-            for number, (signature, plans) in enumerate(
-                from_dict(list[inputs.Planned], header["calls"])
-            ):
+            calls = from_dict(list[inputs.Planned], header["calls"])
+            for number, (signature, plans) in enumerate(calls):
                 given = {planned.info.name: inputs.array_of(planned) for planned in plans} or arrays
                 outputs = session(MAIN, header["kernels"]).run(signature, given)
                 results.update({f"{number}/{name}": array for name, array in outputs.items()})
@@ -193,15 +192,10 @@ def _carried_out(header: Header, arrays: Arrays) -> tuple[Header, Arrays]:
         case "generate":
             tokens, logits = loop.run(from_dict(loop.Loop, header["loop"]), invoke)
             return {"tokens": tokens}, {"logits": logits}
-    function = _function(*header["function"])
+    module, name = header["function"]
+    function: Callable[[Any, RunModel], Any] = getattr(import_module(module), name)
     argument = from_dict(get_type_hints(function)["asked"], header["asked"])
     return {"answer": function(argument, run_model)}, {}
-
-
-def _function(module: str, name: str) -> Callable[[Any, RunModel], Any]:
-    """A function of this package that the parent names."""
-    function: Callable[[Any, RunModel], Any] = getattr(import_module(module), name)
-    return function
 
 
 if __name__ == "__main__":

@@ -90,8 +90,9 @@ def receive(channel: BufferedRWPair) -> tuple[Header, Arrays]:
     line = channel.readline(_MAX_HEADER)
     try:
         header: Header = json.loads(line)
-        return header, {
-            name: read_array(channel, allow_pickle=False) for name in header.pop("arrays")
-        }
+        arrays: Arrays = {}
+        for name in header.pop("arrays"):
+            arrays[name] = read_array(channel, allow_pickle=False)
+        return header, arrays
     except (ValueError, TypeError, KeyError) as error:
         raise EOFError("not a message" if line else "nothing more is sent") from error

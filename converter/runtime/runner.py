@@ -246,16 +246,15 @@ class Worker(AbstractContextManager["Worker"]):
         """Make a request about models, which the worker reads from files; error messages begin with `where`."""
         arrays = arrays or {}
         seconds = self.time_limit if seconds is None else seconds
+        size = sum(array.nbytes for array in arrays.values())
+        paths: dict[str, str] = {}
         with ExitStack() as stack:
-            for model in models.values():
+            for name, model in models.items():
                 check_model(model)
-            paths = {
-                name: str(stack.enter_context(Part(model).file())) for name, model in models.items()
-            }
-            size = sum(Path(path).stat().st_size for path in paths.values())
-            memory = _BASE_MEMORY + _MEMORY_PER_BYTE * (
-                size + sum(array.nbytes for array in arrays.values())
-            )
+                path = stack.enter_context(Part(model).file())
+                size += path.stat().st_size
+                paths[name] = str(path)
+            memory = _BASE_MEMORY + _MEMORY_PER_BYTE * size
             header = {
                 "operation": operation,
                 "models": paths,

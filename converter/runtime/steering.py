@@ -7,7 +7,8 @@ is not known to take any number.
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Literal
 
 import numpy as np
@@ -31,16 +32,14 @@ _ANY_DATA = operators_that(
     Effect.REDUCTION, Effect.REPEATING,
 ) | {"CUMSUM"}  # fmt: skip
 _CHOICES = frozenset({"IF", "SELECT", "SELECT_V2"})  # operand 0 chooses between results
-_CALLS = frozenset(
-    {"CALL", "IF", "STABLEHLO_COMPOSITE", "WHILE"}
-)  # the values are followed into the subgraphs
-_BOUNDED = frozenset(
-    {"ARG_MAX", "ARG_MIN", "SHAPE", "RANK", "ZEROS_LIKE"}
-)  # results are valid for any operand 0
+# The values are followed into the subgraphs.
+_CALLS = frozenset({"CALL", "IF", "STABLEHLO_COMPOSITE", "WHILE"})
+# The results are valid for any operand 0.
+_BOUNDED = frozenset({"ARG_MAX", "ARG_MIN", "SHAPE", "RANK", "ZEROS_LIKE"})
 _KEEPS_PLACES = frozenset({"CAST", "EXPAND_DIMS", "RESHAPE", "SQUEEZE"})
 
 How = Literal["same", "changed", "decided"]
-"""What became of the input's values: nothing, other numbers, or what a comparison decided."""
+"""How the input's values arrive: unchanged, as other numbers, or as the result of a comparison."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,29 +59,26 @@ class _Limit:
     clamps: bool = False
 
 
-@dataclass(slots=True)
 class Steering:
     """The calls and variables of a model, through which values pass; answers for any of its inputs."""
 
-    model: Model
-    passed: dict[Tensor, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
-    ends: set[Tensor] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        memory = Tensor(
-            "variables", (), DType.RESOURCE
-        )  # any variable may be read where any is written
-        for operator in (operator for graph in self.model.subgraphs for operator in graph):
+    def __init__(self, model: Model) -> None:
+        self._subgraphs = model.subgraphs
+        self._passed = defaultdict[Tensor, list[Tensor]](list)
+        self._ends = set[Tensor]()
+        # Any variable may be read where any is written.
+        memory = Tensor("variables", (), DType.RESOURCE)
+        for operator in chain.from_iterable(self._subgraphs):
             if KINDS[operator.code.name].effect is Effect.CALLING:
                 self._add_call(operator)
             elif operator.name == "READ_VARIABLE":
-                self.passed[memory] += operator.outputs
+                self._passed[memory] += operator.outputs
             elif operator.name == "ASSIGN_VARIABLE":
                 self._pass(operator.inputs[1:], [memory])
 
     def _add_call(self, operator: Operator) -> None:
         """Note which tensors of a call have the same numbers: arguments, results, and what a loop hands over."""
-        called = [self.model.subgraphs[index] for index in subgraph_indices(operator.options)]
+        called = [self._subgraphs[index] for index in subgraph_indices(operator.options)]
         for graph in called:
             # IF has its condition before the operands that it passes on.
             self._pass(operator.inputs[len(operator.inputs) - len(graph.inputs) :], graph.inputs)
@@ -91,7 +87,7 @@ class Steering:
                 self._pass(graph.outputs, operator.outputs)
             return
         condition, body = called
-        self.ends.update(condition.outputs)
+        self._ends.update(condition.outputs)
         for targets in (condition.inputs, body.inputs, operator.outputs):
             self._pass(body.outputs, targets)
         self._pass(operator.inputs, operator.outputs)
@@ -99,7 +95,7 @@ class Steering:
     def _pass(self, sources: Sequence[Tensor | None], targets: Sequence[Tensor]) -> None:
         for source, target in zip(sources, targets, strict=False):
             if source is not None:
-                self.passed[source].append(target)
+                self._passed[source].append(target)
 
     def limits(self, tensor: Tensor) -> tuple[int, int | None]:
         """The entries of the smallest table that an input indexes (0: none), and the end of the accepted integers.
@@ -109,15 +105,14 @@ class Steering:
         met = _Met()
 
         def beyond(reached: _Reached) -> Iterator[_Reached]:
-            if reached.tensor in self.ends:
+            if reached.tensor in self._ends:
                 met.unknown.add(reached.how)
-            yield from (
-                replace(reached, tensor=other) for other in self.passed.get(reached.tensor, ())
-            )
+            for other in self._passed.get(reached.tensor, ()):
+                yield replace(reached, tensor=other)
             for operator in reached.tensor.consumers:
-                for place in (
-                    at for at, given in enumerate(operator.inputs) if given is reached.tensor
-                ):
+                for place, given in enumerate(operator.inputs):
+                    if given is not reached.tensor:
+                        continue
                     limit = _limit(operator, place, reached.element)
                     if limit is None and _takes_any(operator, place):
                         yield from _results(operator, place, reached)
@@ -129,20 +124,22 @@ class Steering:
         return met.limits()
 
 
-@dataclass(frozen=True, slots=True)
 class _Met:
-    """The operands that end the paths: limits of those that the unchanged input reaches, the others, unknown ones.
+    """The operands that end the paths.
 
-    Changed numbers may index only where unchanged ones do, too: exporters wrap negative indices by
-    SELECT(i < 0, i + n, i). Where a comparison decides, a table that the input itself indexes tells its range.
+    `ends` has the limits of those that the unchanged input reaches, `changed` those that other numbers reach; `unknown`
+    says how values reach operands whose limits nobody knows. Changed numbers may index only where unchanged ones do,
+    too: exporters wrap negative indices by SELECT(i < 0, i + n, i). Where a comparison decides, a table that the input
+    itself indexes tells its range.
     """
 
-    ends: dict[tuple[Operator, int], _Limit] = field(default_factory=dict)
-    changed: set[tuple[Operator, int]] = field(default_factory=set)
-    unknown: set[How] = field(default_factory=set)
+    def __init__(self) -> None:
+        self.ends: dict[tuple[Operator, int], _Limit] = {}
+        self.changed = set[tuple[Operator, int]]()
+        self.unknown = set[How]()
 
     def add(self, how: How, operator: Operator, place: int, limit: _Limit | None) -> None:
-        """Note an operand; without a limit it is unknown what it accepts."""
+        """Note an operand; without a limit, nobody knows what it accepts."""
         if limit is None:
             self.unknown.add(how)
         elif how == "same":
@@ -168,7 +165,7 @@ class _Met:
 def _takes_any(operator: Operator, place: int) -> bool:
     """True if the operand may have any number of its type, and no more than elements of the results depend on it."""
     name = operator.name
-    kind = KINDS.get(operator.name)
+    kind = KINDS.get(name)
     if kind is None:
         return False
     if name in _CALLS or name == "ASSIGN_VARIABLE" or (place == 0 and name in _BOUNDED | _CHOICES):
@@ -194,7 +191,7 @@ def _is_positive(tensor: Tensor) -> bool:
 def _results(operator: Operator, place: int, reached: _Reached) -> Iterator[_Reached]:
     """The results that depend on the operand's numbers; those of calls are known to `Steering`."""
     name = operator.name
-    kind = KINDS[operator.name]
+    kind = KINDS[name]
     is_choice = place == 0 and name in _CHOICES
     if name in _BOUNDED or (name in _CALLS and not is_choice):
         return
@@ -208,8 +205,9 @@ def _results(operator: Operator, place: int, reached: _Reached) -> Iterator[_Rea
 
 def _joined_place(operator: Operator, place: int, reached: _Reached) -> int | None:
     """The element of a vector that a single number becomes; None if there are several."""
-    vectors = len(operator.outputs[0].shape) == 1 if operator.outputs else False
-    if not vectors or operator.name not in {"PACK", "CONCATENATION"}:
+    if operator.name not in {"PACK", "CONCATENATION"} or not operator.outputs:
+        return None
+    if len(operator.outputs[0].shape) != 1:
         return None
     before = sum(tensor.elements for tensor in operator.inputs[:place] if tensor is not None)
     if reached.tensor.elements == 1:
@@ -233,10 +231,8 @@ def _limit(operator: Operator, place: int, element: int | None) -> _Limit | None
             return _Limit(min((_size(operator.input(0), axis) for axis in range(count)), default=0))
         case "ONE_HOT", 0:
             depth = operator.input(1)
-            return _Limit(
-                int(depth.array().ravel()[0]) if depth.has_numbers and depth.elements else 0,
-                clamps=True,
-            )
+            is_known = depth.has_numbers and depth.elements
+            return _Limit(int(depth.array().ravel()[0]) if is_known else 0, clamps=True)
         case "DYNAMIC_UPDATE_SLICE", 2:
             table = operator.input(0)
             part = operator.input(1)

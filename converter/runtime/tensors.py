@@ -59,9 +59,9 @@ class TensorInfo:
     def reals(self, values: NDArray[Any]) -> NDArray[np.float64]:
         """The real numbers that the array stands for."""
         numbers = values.astype(np.float64)
-        return (
-            np.asarray((numbers - self.zero_point) * self.scales[0]) if self.quantized else numbers
-        )
+        if not self.quantized:
+            return numbers
+        return np.asarray((numbers - self.zero_point) * self.scales[0])
 
     @property
     def elements(self) -> int:
@@ -128,12 +128,10 @@ def part_of(cache: str) -> str:
 
 def growing_axis(cache: TensorInfo, part: TensorInfo) -> int | None:
     """The axis along which new keys or values follow the old ones; None if the shapes do not determine it."""
-    places = [
-        at
-        for at, sizes in enumerate(zip(cache.shape, part.shape, strict=False))
-        if len({*sizes}) > 1
-    ]
-    return places[0] if len(places) == 1 and len(cache.shape) == len(part.shape) else None
+    if len(cache.shape) != len(part.shape):
+        return None
+    differs = np.not_equal(cache.shape, part.shape)
+    return int(differs.argmax()) if differs.sum() == 1 else None
 
 
 def growing_axes(signature: SignatureInfo) -> dict[str, int | None]:
@@ -142,11 +140,24 @@ def growing_axes(signature: SignatureInfo) -> dict[str, int | None]:
     If the part is as long as the cache (a prefill of a whole ring buffer), it is that of the other layers' caches.
     """
     parts = {info.name: info for info in (*signature.inputs, *signature.outputs)}
-    caches = {name: one for name, one in caches_of(signature).items() if part_of(name) in parts}
-    axes = {name: growing_axis(one, parts[part_of(name)]) for name, one in caches.items()}
-    kinds = {name: re.sub(r"\d+", "", name) for name in axes}  # without the layer's number
-    of_kind = {kinds[name]: axis for name, axis in axes.items() if axis is not None}
-    return {name: of_kind.get(kinds[name]) if axis is None else axis for name, axis in axes.items()}
+    axes: dict[str, int | None] = {}
+    of_kind: dict[str, int] = {}
+    for name, cache in caches_of(signature).items():
+        part = parts.get(part_of(name))
+        if part is not None:
+            axis = growing_axis(cache, part)
+            axes[name] = axis
+            if axis is not None:
+                of_kind[_without_layer(name)] = axis
+    for name, axis in axes.items():
+        if axis is None:
+            axes[name] = of_kind.get(_without_layer(name))
+    return axes
+
+
+def _without_layer(name: str) -> str:
+    """The name without the layer's number."""
+    return re.sub(r"\d+", "", name)
 
 
 def known_length(signature: SignatureInfo) -> int:
@@ -179,10 +190,12 @@ def longest_prefill(
     signatures: Iterable[SignatureInfo], reader: SignatureInfo
 ) -> SignatureInfo | None:
     """The longest prefill signature with all caches of the reader, or None."""
-    read = _cache_shapes(reader)
-    prefills = (one for one in signatures if "prefill" in one.name and read <= _cache_shapes(one))
-    return max(prefills, key=new_tokens, default=None)
+    read = named_shapes(caches_of(reader).values())
+    prefills = (one for one in signatures if "prefill" in one.name)
+    fitting = (one for one in prefills if read <= named_shapes(caches_of(one).values()))
+    return max(fitting, key=new_tokens, default=None)
 
 
-def _cache_shapes(signature: SignatureInfo) -> set[tuple[str, tuple[int, ...]]]:
-    return {(name, info.shape) for name, info in caches_of(signature).items()}
+def named_shapes(infos: Iterable[TensorInfo]) -> set[tuple[str, tuple[int, ...]]]:
+    """Each with its name and shape."""
+    return {(info.name, info.shape) for info in infos}

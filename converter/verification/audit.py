@@ -5,14 +5,18 @@ such as a change of options that old and new operators share, and later changes 
 """
 
 from collections.abc import Hashable, Iterable, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from edge_opt.base.errors import EdgeOptError
 from edge_opt.ir import Model, Operator, Subgraph, Tensor
 from edge_opt.ir.operators import subgraph_indices
 from edge_opt.ir.walk import called_by, has_effects, is_impure, own_fields, renumbered
-from edge_opt.schema.table import Table
+from edge_opt.schema.table import key_of
 from edge_opt.verification.rewrite import Rewrite
+
+Source = tuple[Hashable, Hashable]
+"""Where an operand comes from: a constant's content or a tensor, and its type."""
 
 _SMALL = 1 << 12
 
@@ -24,13 +28,10 @@ class UnverifiedChangeError(EdgeOptError):
 
 
 class Step(NamedTuple):
-    """One operator: what it does, where its operands come from, and the tensors that it defines.
-
-    A source is a constant's content or a tensor, and its type.
-    """
+    """One operator: what it does, where its operands come from, and the tensors that it defines."""
 
     operation: Hashable
-    sources: tuple[tuple[Hashable, Hashable] | None, ...]
+    sources: tuple[Source | None, ...]
     outputs: tuple[Tensor, ...]
 
 
@@ -109,22 +110,21 @@ class Audit:
         subgraphs = self._model.subgraphs
         called = tuple(subgraphs[index] for index in subgraph_indices(operator.options))
         if called not in self._pure_bodies:
-            inside = [one for graph in called for one in graph]
+            inside = list(chain.from_iterable(called))
             self._pure_bodies[called] = not has_effects(inside, subgraphs)
         return self._pure_bodies[called] and not is_impure(operator)
 
     def _merged(self, step: Step) -> Step:
         """The step with the results of twins in place of those that were merged with them."""
-        sources = [
-            None if source is None else (self._origin(source[0]), source[1])
-            for source in step.sources
-        ]
-        return step._replace(sources=tuple(sources))
+        return step._replace(sources=tuple(map(self._origin, step.sources)))
 
-    def _origin(self, tensor: Hashable) -> Hashable:
-        while tensor in self._twins:
-            tensor = self._twins[tensor]
-        return tensor
+    def _origin(self, source: Source | None) -> Source | None:
+        if source is None:
+            return None
+        place, kind = source
+        while place in self._twins:
+            place = self._twins[place]
+        return place, kind
 
     def _current_interface(self) -> Hashable:
         """The model's interface to callers, and its metadata."""
@@ -153,8 +153,8 @@ def _step(operator: Operator, subgraphs: Sequence[Subgraph]) -> Step:
         options = renumbered(options, dict.fromkeys(called, 0))
     operation = (
         operator.code,
-        _content(options),
-        _content(own_fields(operator)),
+        key_of(options),
+        key_of(own_fields(operator)),
         tuple(_called(subgraphs[index]) for index in called),
         tuple(map(_type_of, operator.outputs)),
         tuple(map(_type_of, operator.intermediates)),
@@ -178,16 +178,12 @@ def _named(operator: Operator) -> str:
     return f"the operator {operator.name} that defines '{name}'"
 
 
-def _content(table: Table | None) -> Hashable:
-    return None if table is None else table.key()
-
-
 def _type_of(tensor: Tensor) -> Hashable:
     """Everything that determines which numbers a tensor has, but its bytes."""
     return tensor.kind, tensor.shape_signature, tensor.is_variable
 
 
-def _source(tensor: Tensor | None) -> tuple[Hashable, Hashable] | None:
+def _source(tensor: Tensor | None) -> Source | None:
     return None if tensor is None else (_constant(tensor) or tensor, _type_of(tensor))
 
 

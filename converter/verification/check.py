@@ -180,13 +180,13 @@ class Table(Check):
 def rounded_by_shape(operators: Iterable[Operator]) -> str:
     """The first operator whose optimized kernel rounds by the shape of its operands; empty if there is none."""
     for operator in operators:
+        # AVX2 for operands of one shape, another kernel where one broadcasts.
         if operator.name == "ADD" and operator.output.dtype is DType.INT16:
-            return (
-                "int16 ADD"  # AVX2 for operands of one shape, another kernel where one broadcasts
-            )
+            return "int16 ADD"
+        # XNNPACK declines it; the fallback rounds by the number of rows.
         is_float_softmax = operator.name == "SOFTMAX" and operator.output.dtype.is_float
         if is_float_softmax and operator.option("beta") != 1.0:
-            return "SOFTMAX with beta"  # XNNPACK declines it; the fallback rounds by the number of rows
+            return "SOFTMAX with beta"
     return ""
 
 

@@ -7,6 +7,8 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
+from itertools import chain
 
 from edge_opt.base.errors import ModelFormatError
 from edge_opt.base.words import many, shortened
@@ -162,16 +164,16 @@ def _run(worker: Worker, region: Region) -> Outcome:
     seconds = _LEAST_SECONDS + region.cost * runs / _SLOWEST
     before = model_bytes(to_tables(region.before))
     after = model_bytes(to_tables(region.after))
-    where = f"region {region.name}"
+    run = partial(run_versions, worker, before, seconds=seconds, where=f"region {region.name}")
     try:
-        return run_versions(worker, before, after, asked, seconds=seconds, where=where)
+        return run(after, asked)
     except RuntimeCrashed as error:
         aborted = f"LiteRT aborts on the operators as they were, {error}"
     supported: list[Kernels] = []
     for kernels in asked.kernels:
         alone = replace(asked, kernels=(kernels,), extremes=())
         try:
-            run_versions(worker, before, before, alone, seconds=seconds, where=where)
+            run(before, alone)
         except RuntimeCrashed:
             continue
         except RuntimeRefused:
@@ -179,8 +181,7 @@ def _run(worker: Worker, region: Region) -> Outcome:
         supported.append(kernels)
     if not supported:
         raise RuntimeCrashed(aborted)
-    asked = replace(asked, kernels=tuple(supported))
-    return run_versions(worker, before, after, asked, seconds=seconds, where=where)
+    return run(after, replace(asked, kernels=tuple(supported)))
 
 
 def run_versions(
@@ -215,7 +216,7 @@ def judge(outcome: Outcome, region: Region) -> Proof:
         reason = f"cannot be verified: {outcome.inconclusive}, so a wrong rewrite would give the same result"
         return inconclusive(check, reason)
     ran = outcome.found[""]
-    differences = [difference for found in ran.values() for difference in found]
+    differences = list(chain.from_iterable(ran.values()))
     exact = not region.trial.limits and not region.rounded
     return Proof(
         check,

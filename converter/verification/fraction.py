@@ -29,7 +29,10 @@ def shrunk(model: Model) -> Model:
     for graph in model.subgraphs:
         operators += graph
         for tensor in graph.tensors:
-            _shrink(tensor)
+            shape = tuple(map(_shorter, tensor.shape))
+            if tensor.is_constant:
+                tensor.buffer = _part(tensor, shape)
+            tensor.shape = shape
     for operator in operators:
         options = operator.options
         if options is None or options.fields.get("new_shape") is None:
@@ -40,13 +43,6 @@ def shrunk(model: Model) -> Model:
     # XNNPACK does not check that a RESHAPE of a constant stays within its bytes.
     check_operators(operators, model.subgraphs)
     return model
-
-
-def _shrink(tensor: Tensor) -> None:
-    shape = tuple(map(_shorter, tensor.shape))
-    if tensor.is_constant:
-        tensor.buffer = _part(tensor, shape)
-    tensor.shape = shape
 
 
 def _part(tensor: Tensor, shape: tuple[int, ...]) -> Buffer:
@@ -61,9 +57,8 @@ def _part(tensor: Tensor, shape: tuple[int, ...]) -> Buffer:
     part = _one_of_each_block(array, shape)
     if array.dtype.kind in "iu" and not tensor.is_quantized:
         if shape == tensor.shape:
-            part = np.array([_shorter(int(value)) for value in array.ravel()], array.dtype).reshape(
-                shape
-            )
+            sizes = [_shorter(int(value)) for value in array.ravel()]
+            part = np.array(sizes, array.dtype).reshape(shape)
         elif array.max() >= _LONG - 1:  # a table of places along a long axis
             part = part // FACTOR
     return Buffer(Data(part.tobytes()))

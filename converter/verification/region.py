@@ -6,13 +6,14 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
+from itertools import chain
 from typing import NamedTuple
 
 from edge_opt.ir import DType, Model, Operator, OperatorCode, Quantization, Subgraph, Tensor
 from edge_opt.ir.operators import BUILTIN_OPERATORS, Effect, operators_that
-from edge_opt.ir.walk import cut_out, is_pure, needed_for, walked
+from edge_opt.ir.walk import cut_out, has_effects, needed_for, walked
 from edge_opt.runtime.inputs import InputHint, Side
-from edge_opt.schema.table import Table as SchemaTable
+from edge_opt.schema.table import key_of
 from edge_opt.verification.check import Check, Exact, Reference, Table, rounded_by_shape
 from edge_opt.verification.rewrite import Rewrite
 from edge_opt.verification.trial import Parts, Trial
@@ -59,7 +60,7 @@ class Region:
         if not isinstance(self.check, Exact):
             return ""
         graphs = [*self.before.subgraphs, *self.after.subgraphs]
-        return rounded_by_shape(operator for graph in graphs for operator in graph)
+        return rounded_by_shape(chain.from_iterable(graphs))
 
 
 def multiply_adds(model: Model) -> int:
@@ -79,26 +80,37 @@ def region_of(rewrite: Rewrite, check: Check, name: str, seed: int = 0) -> Regio
     """Cut out both versions of a rewritten region; for a `Table`, its reference takes the old version's place."""
     if isinstance(check, Table) and check.reference is not None:
         before, after = _with_reference(rewrite, check.reference)
-        trial = replace(check.trial((), None), seed=seed, tolerance=check.tolerance)
-        return Region(before, after, name, check, trial)
-    inputs = rewrite.inputs()
+        trial = check.trial((), None)
+    else:
+        outputs, before, after = _versions(rewrite)
+        trial = check.trial(_hints(rewrite, before.subgraphs[0]), _parts(rewrite, outputs))
+    trial = replace(trial, seed=seed, tolerance=check.tolerance)
+    return Region(before, after, name, check, trial)
+
+
+def _versions(rewrite: Rewrite) -> tuple[Sequence[Tensor], Model, Model]:
+    """The outputs to compare, and both versions; without side effects, only the parts that differ."""
     outputs = rewrite.outputs()
     old: Sequence[Operator] = rewrite.old
     new: Sequence[Operator] = rewrite.new
-    if all(is_pure(operator, rewrite.model.subgraphs) for operator in (*old, *new)):
+    if not has_effects((*old, *new), rewrite.model.subgraphs):
         outputs = rewrite.changed()
         old = needed_for(outputs, old)
         new = needed_for(outputs, new)
+    inputs = rewrite.inputs()
     before = cut_out(rewrite.model, old, inputs, outputs)
-    after = cut_out(rewrite.model, new, inputs, outputs)
-    sides = _sides(before.subgraphs[0])
-    hints = [InputHint(side=sides.get(tensor, "other")) for tensor in before.subgraphs[0].inputs]
+    return outputs, before, cut_out(rewrite.model, new, inputs, outputs)
+
+
+def _hints(rewrite: Rewrite, before: Subgraph) -> list[InputHint]:
+    """What each input of the region is, by position."""
+    sides = _sides(before)
+    hints = [InputHint(side=sides.get(tensor, "other")) for tensor in before.inputs]
     mask = rewrite.mask
     if mask is not None and not mask.tensor.is_constant:
-        hints[inputs.index(mask.tensor)] = InputHint("mask", mask.masked, mask.opened)
-    trial = check.trial(hints, _parts(rewrite, outputs))
-    trial = replace(trial, seed=seed, tolerance=check.tolerance)
-    return Region(before, after, name, check, trial)
+        place = rewrite.inputs().index(mask.tensor)
+        hints[place] = InputHint("mask", mask.masked, mask.opened)
+    return hints
 
 
 def _parts(rewrite: Rewrite, outputs: Sequence[Tensor]) -> Parts | None:
@@ -106,7 +118,7 @@ def _parts(rewrite: Rewrite, outputs: Sequence[Tensor]) -> Parts | None:
     if rewrite.parts is None or rewrite.parts[0] not in outputs:
         return None
     output, axes = rewrite.parts
-    factors = [factor for axis in axes for factor in axis]
+    factors = list(chain.from_iterable(axes))
     labelled = tuple(place for place, factor in enumerate(factors) if factor.stride)
     return Parts(outputs.index(output), tuple(factor.size for factor in factors), labelled)
 
@@ -138,9 +150,8 @@ def _sides(graph: Subgraph) -> dict[Tensor, Side]:
             if operand is not None and not operand.is_constant:
                 yield operand, its_side
 
-    starts: list[tuple[Tensor, Side]] = [
-        (op.input(0), "added") for op in graph if op.name == "SOFTMAX"
-    ]
+    softmaxes = (operator for operator in graph if operator.name == "SOFTMAX")
+    starts: list[tuple[Tensor, Side]] = [(one.input(0), "added") for one in softmaxes]
     return dict(walked(starts, above))
 
 
@@ -201,7 +212,7 @@ def _without_numbers(model: Model) -> tuple[Hashable, tuple[Hashable, ...]]:
                 plain = replace(tensor, quantization=_QUANTIZED)
             kept.append((content is None, plain.kind, plain.is_variable))
         for operator in graph:
-            kept.append((operator.code, _key(operator.options), _key(operator.table)))
+            kept.append((operator.code, key_of(operator.options), key_of(operator.table)))
             kept.append(_places(operator.inputs, places))
             kept.append(_places(operator.outputs, places))
             kept.append(_places(operator.intermediates, places))
@@ -214,10 +225,6 @@ def _places(tensors: Iterable[Tensor | None], places: Mapping[Tensor, int]) -> H
     return tuple(tensor and places[tensor] for tensor in tensors)
 
 
-def _key(table: SchemaTable | None) -> Hashable:
-    return None if table is None else table.key()
-
-
 def _computing(model: Model) -> set[Hashable]:
     """The operators that do more than move data, with their options."""
     found: set[Hashable] = set()
@@ -226,5 +233,5 @@ def _computing(model: Model) -> set[Hashable]:
             options = operator.options
             is_clipped = options is not None and options.fields.get("fused_activation_function")
             if operator.name not in _MOVES or is_clipped:
-                found.add((operator.code, _key(options)))
+                found.add((operator.code, key_of(options)))
     return found

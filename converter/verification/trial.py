@@ -25,10 +25,10 @@ With the full range, logits are far apart and every softmax picks one key, which
 little of it, products vanish in rounding.
 """
 
-DRAWS = 3  # at the most sensitive scale; a difference that rounding hides in one draw may show in another
-_LOGIT_RANGE = (
-    12.0  # of quantized addends of logits: softmax weights then differ, and few round to 0
-)
+# At the most sensitive scale; a difference that rounding hides in one draw may show in another.
+DRAWS = 3
+# Of quantized addends of logits: softmax weights then differ, and few round to 0.
+_LOGIT_RANGE = 12.0
 
 
 @dataclass(frozen=True, slots=True)

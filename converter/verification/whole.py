@@ -114,14 +114,12 @@ def compare_whole(
 def changed_on_purpose(model: Model, converted: Mapping[str, Sequence[Verdict]]) -> list[str]:
     """Entry points whose graph has a site that was compared with something else, because the old region was wrong."""
     graphs = dict(model.entry_points())
-    changed = {
-        graphs[name] for name, verdicts in converted.items() if any(map(_changes_results, verdicts))
-    }
+    changed: set[Subgraph] = set()
+    for name, verdicts in converted.items():
+        for verdict in verdicts:
+            if verdict.proof is not None and verdict.proof.check.changes_results:
+                changed.add(graphs[name])
     return [name for name in converted if graphs[name] in changed]
-
-
-def _changes_results(verdict: Verdict) -> bool:
-    return verdict.proof is not None and verdict.proof.check.changes_results
 
 
 def allowances(model: Model, converted: Mapping[str, Sequence[Verdict]]) -> dict[str, Allowance]:
@@ -153,10 +151,7 @@ def _allowance(converted: Sequence[Verdict], graph: Subgraph) -> Allowance:
 
 def _bits(operator: Operator) -> int:
     """Return the bits of an operator's coarsest activation, or 0; float activations with integer weights count as 8."""
-    coded = [
-        t
-        for t in (*operator.inputs, *operator.outputs)
-        if t and t.is_quantized and t.dtype in _BITS
-    ]
+    tensors = filter(None, (*operator.inputs, *operator.outputs))
+    coded = [tensor for tensor in tensors if tensor.is_quantized and tensor.dtype in _BITS]
     moving = [_BITS[tensor.dtype] for tensor in coded if not tensor.is_constant]
     return min(moving, default=8 if coded and operator.name not in _EXACT else 0)
