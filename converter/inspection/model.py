@@ -240,10 +240,7 @@ def _mask(softmax: Operator, arguments: Mapping[Tensor, str]) -> str | None:
 
 def _with_open_composites(model: Model) -> Model:
     """Inline composites as a conversion does: a matmul's composite may exclude operators that fold heads into rows."""
-    names: set[str] = set()
-    for graph in model.subgraphs:
-        names |= {operator.name for operator in graph.operators}
-    if COMPOSITE not in names:
+    if all(operator.name != COMPOSITE for operator in model.operators()):
         return model
     model = deepcopy(model)
     target = load_target("generic")

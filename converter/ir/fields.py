@@ -73,19 +73,17 @@ def place_tensors(graph: Subgraph, places: Sequence[int], count: int) -> None:
 def place_buffers(model: Model, places: Sequence[int], count: int) -> None:
     """The same for the buffers of a model."""
     placed, kept = _placed(model.buffers, places, count)
-    for graph in model.subgraphs:
-        for tensor in graph.tensors:
-            if tensor.buffer is not None:
-                tensor.buffer = kept[tensor.buffer]
+    for tensor in model.tensors():
+        if tensor.buffer is not None:
+            tensor.buffer = kept[tensor.buffer]
     model.buffers = [Buffer() if one is None else one for one in placed]
 
 
 def place_codes(model: Model, places: Sequence[int], count: int) -> None:
     """The same for the operator codes of a model."""
     placed, kept = _placed(model.operator_codes, places, count)
-    for graph in model.subgraphs:
-        for operator in graph.operators:
-            operator.code = kept[operator.code]
+    for operator in model.operators():
+        operator.code = kept[operator.code]
     # Equal codes are one, so each place without one gets a version that no code has.
     model.operator_codes = [
         OperatorCode(0, -1 - place) if one is None else one for place, one in enumerate(placed)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, fields
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self, SupportsIndex
 
@@ -148,17 +149,22 @@ class Model:
 
     def weight_bytes(self) -> dict[str, int]:
         """Bytes of constants by the name of their type, most first; shared buffers are counted once."""
-        counted: set[Buffer] = set()
+        counted: set[Buffer | None] = set()
         total: Counter[str] = Counter()
-        for graph in self.subgraphs:
-            for tensor in graph.tensors:
-                buffer = tensor.buffer
-                if tensor.is_variable or buffer is None or buffer.data is None:
-                    continue
-                if buffer not in counted:
-                    counted.add(buffer)
-                    total[tensor.dtype.name] += buffer.data.length
+        for tensor in self.tensors():
+            if tensor.data is None or tensor.is_variable or tensor.buffer in counted:
+                continue
+            counted.add(tensor.buffer)
+            total[tensor.dtype.name] += tensor.data.length
         return dict(total.most_common())
+
+    def tensors(self) -> Iterator[Tensor]:
+        """The listed tensors of all subgraphs."""
+        return chain.from_iterable(graph.tensors for graph in self.subgraphs)
+
+    def operators(self) -> Iterator[Operator]:
+        """The operators of all subgraphs."""
+        return chain.from_iterable(self.subgraphs)
 
     def inputs(self) -> list[tuple[str, dict[str, Tensor]]]:
         """The inputs of every entry point, by the names that callers use."""

@@ -234,7 +234,7 @@ CALL = "DISPATCH_OP"
 
 def is_compiled(model: Model) -> bool:
     """True if any operator calls an NPU."""
-    return any(op.code.custom_code == CALL for graph in model.subgraphs for op in graph.operators)
+    return any(operator.code.custom_code == CALL for operator in model.operators())
 
 
 def weights_outside(model: Model) -> dict[str, int]:

@@ -218,9 +218,8 @@ class Reading:
             check_model(self.model.subgraphs, self.model.signatures)
         else:
             self.model = from_tables(root)
-        for graph in self.model.subgraphs:
-            for tensor in graph.tensors:
-                _check_numbers(tensor)
+        for tensor in self.model.tensors():
+            _check_numbers(tensor)
         return self.model
 
     def graphs(self) -> None:
@@ -578,7 +577,7 @@ def _array(dtype: DType, values: list[Any]) -> NDArray[np.generic]:
 
 
 def _check_numbers(tensor: Tensor) -> None:
-    data = None if tensor.buffer is None else tensor.buffer.data
+    data = tensor.data
     if isinstance(data, Omitted):
         title = f"'{shortened(tensor.name)}' ({tensor.dtype}{list(tensor.shape)})"
         remedy = 'print it with constants="full", or write {seed 1}'

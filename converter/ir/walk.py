@@ -13,7 +13,7 @@ from collections.abc import (
 )
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from itertools import islice, takewhile
+from itertools import chain, islice, takewhile
 from typing import Any, TypeVar
 
 from edge_opt.ir.dtypes import DType
@@ -48,15 +48,13 @@ def walked(
 
 def producers(operator: Operator) -> list[Operator]:
     """The producers of an operator's inputs."""
-    return [t.producer for t in operator.inputs if t is not None and t.producer is not None]
+    return [tensor.producer for tensor in operator.given if tensor.producer is not None]
 
 
 def reads(operators: Sequence[Operator]) -> tuple[Tensor, ...]:
     """Tensors that the operators read but do not define, each once, in the order of first use."""
     defined = {tensor for operator in operators for tensor in operator.outputs}
-    read = dict.fromkeys(
-        tensor for operator in operators for tensor in operator.inputs if tensor is not None
-    )
+    read = dict.fromkeys(chain.from_iterable(operator.given for operator in operators))
     return tuple(tensor for tensor in read if tensor not in defined)
 
 
@@ -104,9 +102,7 @@ def backward_slice(
     starts: dict[Tensor, None] = {}
 
     def above(operator: Operator) -> Iterator[Operator]:
-        for tensor in operator.inputs:
-            if tensor is None or tensor.is_constant:
-                continue
+        for tensor in operator.computed:
             if tensor.producer is None or tensor in stops:
                 starts[tensor] = None
             else:
@@ -170,8 +166,7 @@ def is_impure(operator: Operator) -> bool:
     """True if the operator itself is impure, whatever it calls."""
     if operator.code.name in _IMPURE:
         return True
-    tensors = (*operator.inputs, *operator.outputs, *operator.intermediates)
-    return any(t is not None and (t.is_variable or t.dtype in _HANDLES) for t in tensors)
+    return any(tensor.is_variable or tensor.dtype in _HANDLES for tensor in operator.tensors)
 
 
 def with_called(operators: Sequence[Operator], subgraphs: Sequence[Subgraph]) -> list[Operator]:
@@ -247,13 +242,11 @@ class _Placing:
         """Put operators, and others that must run before them, in front of the one at this place."""
 
         def above(operator: Operator) -> Iterator[Operator]:
-            for tensor in operator.inputs:
-                source = None if tensor is None else self.makers.get(tensor, tensor.producer)
-                if (
-                    source is not None
-                    and source not in self.placed
-                    and self._is_after(source, place)
-                ):
+            for tensor in operator.given:
+                source = self.makers.get(tensor, tensor.producer)
+                if source is None or source in self.placed:
+                    continue
+                if self._is_after(source, place):
                     yield source
 
         starts = [operator for operator in operators if operator not in self.placed]
@@ -282,10 +275,8 @@ def topological(operators: Iterable[Operator]) -> list[Operator]:
     pending = list(operators)
     makers = {tensor: operator for operator in pending for tensor in operator.outputs}
 
-    def above(operator: Operator) -> Iterator[Operator]:
-        for tensor in operator.inputs:
-            if tensor is not None and tensor in makers:
-                yield makers[tensor]
+    def above(operator: Operator) -> list[Operator]:
+        return [makers[tensor] for tensor in operator.given if tensor in makers]
 
     return depth_first(pending, above)
 

@@ -172,9 +172,8 @@ def small_value(tensor: Tensor | None) -> Array | None:
     """A small constant's numbers; None for other tensors and for types that numpy lacks."""
     if tensor is None or not tensor.has_numbers or tensor.wrong_size is not None:
         return None
-    assert tensor.buffer is not None
-    assert tensor.buffer.data is not None
-    return tensor.array() if tensor.buffer.data.length <= _MOST_BYTES else None
+    assert tensor.data is not None
+    return tensor.array() if tensor.data.length <= _MOST_BYTES else None
 
 
 def recorded_fact(tensor: Tensor | None) -> Fact:
