@@ -133,7 +133,7 @@ def infer_operator(
         raise ShapeError(f"it {reason}")
     call = Call(op, inputs)
     try:
-        shapes = RULES[op.name].rule(call)
+        shapes = RULES[op.name](call)
     except UnknownError:
         return unknown
     return list(map(Fact, shapes, fold(call, shapes)))
