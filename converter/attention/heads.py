@@ -265,7 +265,7 @@ def _repeats(of: Labelled) -> bool:
 def _own_matrices(product: Operator, tensor: Tensor) -> Factored:
     """The layout of a product's operand with labels on batch axes on which the other operand has several steps, too."""
     factored = fx.plain(tensor.shape)
-    others = [other for other in product.inputs if other is not None and other is not tensor]
+    others = [other for other in product.given if other is not tensor]
     if product.name != "BATCH_MATMUL" or not others:
         return factored
     axes = list(factored)

@@ -69,7 +69,7 @@ class OperandFactors:
         operator = of.operator
         if operator.shape_error:
             raise RefusedError(Why.INVALID_MODEL, "the recorded shapes are inconsistent", operator)
-        if any(tensor and (tensor.is_dynamic or not tensor.has_rank) for tensor in operator.inputs):
+        if any(tensor.is_dynamic or not tensor.has_rank for tensor in operator.given):
             raise RefusedError(
                 Why.OPEN_LENGTHS,
                 "a dimension is known only at run time",

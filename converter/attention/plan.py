@@ -188,7 +188,7 @@ def _scales(operator: Operator) -> bool:
     """True for a multiplication or division of a whole tensor and a scalar."""
     if operator.name not in ("MUL", "DIV"):
         return False
-    whole = [tensor for tensor in operator.inputs if tensor is not None and not _is_scalar(tensor)]
+    whole = [tensor for tensor in operator.given if not _is_scalar(tensor)]
     return len(whole) == 1 and whole[0].shape == operator.output.shape
 
 

@@ -5,7 +5,7 @@ Operators that only join or repeat tensors for the heads are dropped. docs/head-
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import dropwhile
 
 import numpy as np
@@ -257,7 +257,7 @@ class Joining(Rule):
         """The joined axis, cut into the parts; None if it has no label or the parts are not the heads."""
         parts = of.operator.inputs
         whole = of.factored[self._axis(of)]
-        if not fx.tells_heads(whole) or not _are_alike(parts):
+        if not fx.tells_heads(whole) or len({part.shape for part in of.operator.given}) != 1:
             return None
         cut = fx.cut_axis(whole, len(parts))
         if cut is None or not fx.only_labels(cut.outer):
@@ -269,11 +269,6 @@ class Joining(Rule):
     def passed_on(self, of: Labelled, head: int) -> int | None:
         cut = self._cut(of)
         return None if cut is None else fx.mixed_index(cut.outer, head)
-
-
-def _are_alike(parts: Iterable[Tensor | None]) -> bool:
-    """True if all parts have the same shape."""
-    return len({part.shape for part in parts if part is not None}) == 1
 
 
 class Broadcast(Rule):

@@ -40,7 +40,7 @@ class Example:
         hidden = _hidden(operators)
         drawing = _Drawing(self.name)
         for place, operator in enumerate(operators):
-            sources = [tensor for tensor in operator.inputs if tensor and not tensor.is_constant]
+            sources = operator.computed
             if place not in range(hidden.start, hidden.stop):
                 drawing.draw(composite_name(operator) or operator.name, sources)
             elif place == hidden.start:  # inputs of all heads are drawn at the first one
