@@ -131,9 +131,10 @@ class Reader:
 
     def _once(self, key: tuple[object, int], read: Callable[..., Any], *place: Any) -> Any:
         """Read an object once; each reference to it counts as it would without sharing."""
-        if (known := self._known.get(key)) is not None:
-            self._count_objects(known[1])
-            return known[0]
+        if key in self._known:
+            value, objects = self._known[key]
+            self._count_objects(objects)
+            return value
         before = self._objects_left
         value = read(*place)
         self._known[key] = value, before - self._objects_left
@@ -143,9 +144,9 @@ class Reader:
         if position + 4 > self._end:
             self._fail(field, f"{spec.name} lies beyond the end of the file", position)
         vtable = position - _i32(self.source.read(position, 4))[0]
-        if (layout := self._layouts.get((spec.name, vtable))) is None:
-            layout = self._layouts[spec.name, vtable] = self._layout(spec, vtable, field, position)
-        size, names, unpack, references = layout
+        if (spec.name, vtable) not in self._layouts:
+            self._layouts[spec.name, vtable] = self._layout(spec, vtable, field, position)
+        size, names, unpack, references = self._layouts[spec.name, vtable]
         if position + size > self._end:
             self._fail(field, f"{spec.name} runs over the end of the file", position)
         self._spend(field, size, position, _OBJECTS_PER_TABLE)

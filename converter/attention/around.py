@@ -3,7 +3,7 @@
     Q x K^T --> + mask, * scale --> SOFTMAX --> probabilities P --> P x V --> tail --> projection
     products_above            find_mask         value_products               tail_of
 
-Any other operator that makes what weighs the values may stand in the place of the SOFTMAX. Where the heads are in these
+Another operator may compute the weights of the values instead of the SOFTMAX. Where the heads are in these
 tensors: docs/head-axis.md.
 """
 

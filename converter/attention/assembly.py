@@ -1,6 +1,6 @@
 """The new operators of one rewrite, built in order and not yet attached to a graph.
 
-What they are made for: docs/head-axis.md, "From labels to a graph".
+Their purpose is explained in docs/head-axis.md, "From labels to a graph".
 """
 
 from collections import Counter
@@ -9,7 +9,7 @@ from itertools import chain
 
 import numpy as np
 
-from edge_opt.base.words import name_below
+from edge_opt.base.words import UniqueNames, name_below
 from edge_opt.ir import Constants, DType, Model, Operator, Quantization, Shape, Tensor
 from edge_opt.ir.refusal import RefusedError, Why
 from edge_opt.ir.walk import needed_for
@@ -27,7 +27,7 @@ class Assembly:
         self._reshaped_from: dict[Tensor, Tensor] = {}
         self._reshapes: dict[tuple[Tensor, Shape], Tensor] = {}
         self._again: dict[tuple[object, ...], tuple[Tensor, ...]] = {}
-        self._names: set[str] = set()
+        self._names = UniqueNames()
 
     def finished(self, *outputs: Tensor) -> list[Operator]:
         """The operators that the outputs need, in execution order."""
@@ -49,13 +49,7 @@ class Assembly:
                 None,
                 like,
             )
-        unique = name
-        count = 1
-        while unique in self._names:
-            count += 1
-            unique = f"{name}_{count}"
-        self._names.add(unique)
-        return Tensor(unique, shape, like.dtype, quantization=own)
+        return Tensor(self._names.unique(name), shape, like.dtype, quantization=own)
 
     def emit(
         self, name: str, inputs: Sequence[Tensor], *outputs: Tensor, **options: object

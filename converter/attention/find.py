@@ -1,6 +1,6 @@
 """Finds attention blocks and the layout of their heads. Never changes a graph.
 
-A block stands at its SOFTMAX or, without one, at the operator that makes what weighs the values. The search goes from
+A block is found at its SOFTMAX or, without one, at the operator that computes the values' weights. The search goes from
 there to the products around it (`around`), finds the heads in the result (`heads`), and follows them back along the
 head label to the products of queries and keys (`labels`). Each pair of products (`pairs`) is in a block, or in a match
 with the reason why not. The head axis is explained in docs/head-axis.md.
@@ -186,10 +186,10 @@ def _indices(sources: Iterable[Factored], head: int) -> tuple[int, ...]:
 def _weights_without_softmax(
     pairs: Iterable[Pair], softmaxes: Iterable[Operator]
 ) -> Iterator[Operator]:
-    """The operators that make what weighs values without a SOFTMAX, such as the LOGISTIC or DIV above a value product.
+    """Operators other than a SOFTMAX that compute the weights of values, such as a LOGISTIC before a value product.
 
-    Without a computation between two products, and for single matrices without one that is not linear, as in the two
-    products of an adapter, nothing is weighed.
+    Nothing is weighed if there is no computation between two products or, for single matrices, only a linear one, as
+    between the two products of an adapter.
     """
     assigned: set[Operator] = set()
     for softmax in softmaxes:

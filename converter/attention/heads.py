@@ -5,8 +5,8 @@
       -> TRANSPOSE [1,T,(K)(G),H]          unmerged: the axis left of H has the heads, N = K*G
       -> RESHAPE   [1,T,(K)(G)(H)]         merged: so have the digits left of H in the last axis
 
-What stands left of the head size H is taken for heads, followed up to the value product, and believed if it stands
-there as heads do: on batch axes, then in the outer part of the rows. See docs/head-axis.md.
+The part left of the head size H is assumed to be heads, and followed up to the value product. These are heads
+if they lie there as heads do: on batch axes, then in the outer part of the rows. See docs/head-axis.md.
 """
 
 import math
@@ -100,7 +100,7 @@ class HeadSearch:
         batch axes that do not lie in the outermost axis are more heads.
         """
         size = self._head_size
-        # The batch, the digits and the steps of the head size are counted by one number, so none can be mistaken.
+        # The batch, the digits and the steps of the head size are numbered together, so none is mistaken for another.
         factored = _beside(tensor, Factor(count, size), Factor(size, 1), merged=merged)
         if factored[0] == (Factor(tensor.shape[0]),):
             factored = ((Factor(tensor.shape[0], count * size),), *factored[1:])

@@ -28,7 +28,8 @@ def check_model(subgraphs: Sequence[Subgraph], signatures: Sequence[Signature]) 
         place = f"subgraph '{graph.name or f'#{index}'}'"
         tensors = dict.fromkeys([*graph.tensors, *used_tensors(graph)])
         for position, tensor in enumerate(tensors):
-            if (reason := _wrong_tensor(tensor)) is not None:
+            reason = _wrong_tensor(tensor)
+            if reason is not None:
                 raise ModelFormatError(f"{place}, tensor {position} '{tensor.name}': {reason}")
         defined = _check_operators(graph, place)
         held[graph] = {tensor: _is_defined(tensor, defined) for tensor in tensors}

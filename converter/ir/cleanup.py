@@ -11,6 +11,7 @@ from itertools import chain
 from typing import Final, TypeVar
 
 from edge_opt.base.errors import UsageError
+from edge_opt.base.words import UniqueNames
 from edge_opt.ir.graph import Buffer, OperatorCode, Subgraph, Tensor, used_tensors
 from edge_opt.ir.model import Model, deprecated_code
 from edge_opt.ir.walk import called_by, renumbered
@@ -94,16 +95,10 @@ def name_apart(model: Model, old: Sequence[Tensor]) -> None:
     ai-edge-quantizer identifies tensors by name alone, across subgraphs, and rejects models with repeated names.
     """
     kept = set(old)
-    taken = {tensor.name for tensor in old}
-    counts: dict[str, int] = {}  # by name, up to which all numbers are taken
+    names = UniqueNames(tensor.name for tensor in old)
     for tensor in model.tensors():
-        if tensor in kept:
-            continue
-        name = tensor.name
-        while tensor.name in taken:
-            counts[name] = counts.get(name, 1) + 1
-            tensor.name = f"{name}_{counts[name]}"
-        taken.add(tensor.name)
+        if tensor not in kept:
+            tensor.name = names.unique(tensor.name)
 
 
 def external_weights(model: Model) -> list[Buffer]:

@@ -288,7 +288,8 @@ def _read_tensor(model: Model, table: Table, place: str, position: int) -> Tenso
     quantization = given.get("quantization")
     if buffer >= len(model.buffers):
         _at(model.buffers, buffer, f"{place}, tensor {position} '{name}'", "buffer")
-    if (code := given.get("type", 0)) not in _DTYPES:
+    code = given.get("type", 0)
+    if code not in _DTYPES:
         refuse_newer("Tensor", "type", f"tensor type {code} is unknown")
     return Tensor(
         name,

@@ -74,10 +74,8 @@ class OperatorKind:
         least = self.least
         most = self.most
         if len(inputs) < least or 0 <= most < len(inputs):
-            wanted = (
-                f"{least} or more" if most < 0 else " or ".join(map(str, range(least, most + 1)))
-            )
-            return f"has {len(inputs)} inputs, expected {wanted}"
+            counts = " or ".join(map(str, range(least, most + 1)))
+            return f"has {len(inputs)} inputs, expected {counts or f'{least} or more'}"
         if self.outputs not in (-1, len(outputs)) or (self.is_followed and not outputs):
             return f"has {len(outputs)} outputs, expected {'1 or more' if self.outputs < 0 else self.outputs}"
         required = inputs if most < 0 and not self.gaps else inputs[:least]
@@ -101,13 +99,13 @@ class OperatorKind:
 
     def version_for(self, *types: DType, rank: int = 0) -> int:
         """The lowest version for data operands of these types and rank; 1 for operators that no rewrite adds."""
-        needs = {*(dtype.name for dtype in types), *(f"RANK{size}" for size in range(rank + 1))}
-        fitting = (
-            number
-            for number, text in enumerate(self.versions, 1)
-            if needs.intersection(text.split())
-        )
-        return max(fitting, default=1)
+        needs = {dtype.name for dtype in types}
+        needs.update(f"RANK{size}" for size in range(rank + 1))
+        version = 1
+        for number, reasons in enumerate(self.versions, 1):
+            if not needs.isdisjoint(reasons.split()):
+                version = number
+        return version
 
 
 _FACTS: Final = tomllib.loads(files("edge_opt.ir").joinpath("operators.toml").read_text("utf-8"))

@@ -48,7 +48,7 @@ _TOKEN = re.compile(
     r"""|(?P<number>-?(?:\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+|inf\b|nan\b))"""
     rf"""|(?P<name>'[^'\n]*'|{_STRING}|[A-Za-z_][A-Za-z0-9_]*)|(?P<sign>->|\.\.\.|.)|(?P<end>\Z)"""
 )
-# What values that do not fit raise, here and in numpy.
+# Raised for values that do not fit, here and by numpy.
 _MISFIT: Final = (ArithmeticError, LookupError, TypeError, ValueError)
 
 _Item = TypeVar("_Item")
@@ -138,7 +138,7 @@ class Reading:
         return 1 + self._text.count("\n", 0, self._at)
 
     def _sees(self, *wanted: str) -> bool:
-        """Whether the next token is one of these, or of one of these kinds."""
+        """True if the next token, or its kind, is one of these."""
         return self._token in wanted or self._kind in wanted
 
     def _next(self, *wanted: str) -> str:
@@ -155,7 +155,7 @@ class Reading:
         return True
 
     def _until(self, end: str, read: Callable[[], _Item]) -> list[_Item]:
-        """What `read` finds again and again, commas in between, until `end` comes."""
+        """Items that `read` reads, separated by commas, up to the token `end`, which is taken, too."""
         found: list[_Item] = []
         while not self._takes(end):
             found.append(read())
@@ -163,7 +163,7 @@ class Reading:
         return found
 
     def _name(self) -> str:
-        """A plain word, or anything in quotes, in double ones as in JSON."""
+        """A plain word, or a text in single quotes, or in double quotes as in JSON."""
         text = self._next("name")
         return str(json.loads(text)) if text.startswith('"') else text.strip("'")
 
@@ -205,7 +205,7 @@ class Reading:
     # Graphs
 
     def whole(self) -> Model:
-        """The model, with what the `file` section says.
+        """The model, including the `file` section.
 
         Raises:
             TextFormError: the numbers of a constant are not in the text.
@@ -373,7 +373,7 @@ class Reading:
         if options is None or field is None:
             raise ValueError(f"{name} is not an option")
         if name == "composite_attributes" and isinstance(value, str):
-            return  # stands for bytes that are no attributes
+            return  # a text about bytes that are not attributes
         if name == "composite_attributes" and isinstance(value, dict):
             value = write_flexbuffer(value)
         Target(options, field).set(value)

@@ -16,19 +16,19 @@ more than 64 elements are omitted. Names that are not plain words are in double 
 if they are not state; so is a constant that the graph returns, as `constant %name = int32(2)`. `print(graph)` prints a
 subgraph in this form.
 
-Whatever else the file holds follows in a `file` section, which `edge_opt.ir.fields` documents. What `edge_opt.ir.parse`
-assumes for a text without one is not printed.
+All other contents of the file follow in a `file` section, which `edge_opt.ir.fields` documents. Values that
+`edge_opt.ir.parse` assumes for a text without one are not printed.
 """
 
 import json
 import re
-from collections import Counter
 from collections.abc import Callable, Container, Hashable, Iterable
 from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_opt.base.words import UniqueNames
 from edge_opt.ir.dtypes import DType
 from edge_opt.ir.fields import (
     MOST_BYTES,
@@ -92,7 +92,10 @@ def _arguments(tensors: dict[str, Tensor], names: dict[Tensor, str]) -> str:
 
 
 def _places(reading: Reading, whole: Model) -> list[str]:
-    """Place what was read from a model's graphs as it is in the model; the statements that say so."""
+    """Move tensors, codes and buffers that were read from the graphs' text to their places in the model.
+
+    Returns the statements for these moves.
+    """
     drawn = reading.model
     statements: list[str] = []
     codes = _indices(whole.operator_codes)
@@ -149,17 +152,9 @@ def _printed(name: str) -> str:
 
 def _names(subgraph: Subgraph) -> dict[Tensor, str]:
     """Names of a subgraph's tensors in its text; repeated names get a number."""
-    names: dict[Tensor, str] = {}
-    taken: set[str] = set()
-    counts = Counter[str]()
-    for tensor in dict.fromkeys([*used_tensors(subgraph), *_signature_tensors(subgraph)]):
-        name = tensor.name
-        while name in taken:
-            counts[tensor.name] += 1
-            name = f"{tensor.name}~{counts[tensor.name] + 1}"
-        taken.add(name)
-        names[tensor] = name
-    return names
+    names = UniqueNames(mark="~")
+    tensors = dict.fromkeys([*used_tensors(subgraph), *_signature_tensors(subgraph)])
+    return {tensor: names.unique(tensor.name) for tensor in tensors}
 
 
 def _signature_tensors(subgraph: Subgraph) -> list[Tensor]:
@@ -286,7 +281,7 @@ def _options(operator: Operator) -> str:
 
 
 def _attributes(content: NDArray[np.uint8]) -> str:
-    """A composite's attributes; bytes that are none, or that cannot be written again, as a text about them."""
+    """A composite's attributes; for bytes that are not attributes, or cannot be written again, a text about them."""
     value = read_flexbuffer(bytes(content))
     try:
         write_flexbuffer(value)

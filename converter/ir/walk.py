@@ -51,9 +51,14 @@ def producers(operator: Operator) -> list[Operator]:
     return [tensor.producer for tensor in operator.given if tensor.producer is not None]
 
 
+def makers_of(operators: Iterable[Operator]) -> dict[Tensor, Operator]:
+    """The results of the operators, each with the operator that defines it."""
+    return {tensor: operator for operator in operators for tensor in operator.outputs}
+
+
 def reads(operators: Sequence[Operator]) -> tuple[Tensor, ...]:
     """Tensors that the operators read but do not define, each once, in the order of first use."""
-    defined = {tensor for operator in operators for tensor in operator.outputs}
+    defined = makers_of(operators)
     read = dict.fromkeys(chain.from_iterable(operator.given for operator in operators))
     return tuple(tensor for tensor in read if tensor not in defined)
 
@@ -134,10 +139,14 @@ def still_needed(
     indirectly; tensors that `new` operators define do not count.
     """
     inside = set(old)
-    read_anew = {tensor for operator in new for tensor in operator.inputs}
-    defined = {tensor for operator in new for tensor in operator.outputs}
-    left = (tensor for operator in old for tensor in operator.outputs if tensor not in defined)
-    wanted = [t for t in left if t in read_anew or read_outside(subgraph, t, inside)]
+    read_anew = set(chain.from_iterable(operator.given for operator in new))
+    defined = makers_of(new)
+    wanted: list[Tensor] = []
+    for tensor in makers_of(old):
+        if tensor in defined:
+            continue
+        if tensor in read_anew or read_outside(subgraph, tensor, inside):
+            wanted.append(tensor)
     return needed_for(wanted, old, defined)
 
 
@@ -203,8 +212,7 @@ def places(
     added = [operator for operator in new if operator not in staying]
     removed = {operator: None for operator in old if operator not in staying}
     last = max(old, key=graph.place)
-    makers = {tensor: operator for operator in added for tensor in operator.outputs}
-    placing = _Placing(graph, makers, removed, graph.place(last))
+    placing = _Placing(graph, makers_of(added), removed, graph.place(last))
     for reader in placing.readers():
         placing.put([reader], reader, graph.place(reader))
     placing.put(added, graph.after(last), placing.end + 1)
@@ -273,7 +281,7 @@ def _spanned(graph: Subgraph, operators: Collection[Operator]) -> Iterator[Opera
 def topological(operators: Iterable[Operator]) -> list[Operator]:
     """Sort operators so that producers precede readers (stable, depth first); RefusedError for a cycle."""
     pending = list(operators)
-    makers = {tensor: operator for operator in pending for tensor in operator.outputs}
+    makers = makers_of(pending)
 
     def above(operator: Operator) -> list[Operator]:
         return [makers[tensor] for tensor in operator.given if tensor in makers]

@@ -308,7 +308,7 @@ def takes_nothing(log: str) -> bool:
 
 
 def operators_left(path: Path, scratch: Path, reasons: Mapping[int, str]) -> tuple[OnCpu, ...]:
-    """The operators of a model that its compiled version still has, all if there is none; their results are numbers.
+    """The operators that remain in a model's compiled version, found by their results' names; all, without a version.
 
     `reasons`: why, by an operator's place, if that is known.
     """

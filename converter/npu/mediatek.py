@@ -1,6 +1,6 @@
 """MediaTek's compiler: it takes operators and compiles them; it has no time estimate and no emulator.
 
-Neither it nor a phone was at hand: operators and chips are those of LiteRT's plugin, its library was a stand-in.
+Not tested with the real library or a phone: operators and chips are those of LiteRT's plugin, tests use a stand-in.
 """
 
 from collections.abc import Sequence
