@@ -98,7 +98,8 @@ def table(rows: Iterable[Sequence[str]], *, left: int = 1) -> list[str]:
     for place, column in enumerate(zip(*rows, strict=True)):
         cells = [cut(one_line(cell)) for cell in column]
         width = max(map(len, cells))
-        columns.append([cell.ljust(width) if place < left else cell.rjust(width) for cell in cells])
+        align = str.ljust if place < left else str.rjust
+        columns.append([align(cell, width) for cell in cells])
     return ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]
 
 

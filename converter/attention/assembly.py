@@ -43,12 +43,8 @@ class Assembly:
         """
         own = quantization or like.quantization
         if own is not None and own.is_per_axis and shape != like.shape:
-            raise RefusedError(
-                Why.QUANTIZATION,
-                "a tensor with several scales cannot be cut or reshaped",
-                None,
-                like,
-            )
+            text = "a tensor with several scales cannot be cut or reshaped"
+            raise RefusedError(Why.QUANTIZATION, text, tensor=like)
         return Tensor(self._names.unique(name), shape, like.dtype, quantization=own)
 
     def emit(
@@ -157,11 +153,9 @@ def _without_transposes(product: Operator, made: Mapping[Tensor, Operator]) -> O
         if turned[side] and maker is not None and _exchanges_last_two(maker):
             sides[side] = maker.input(0)
             turned[side] = False
-    return (
-        product
-        if sides == list(product.inputs)
-        else _product(product, sides, turned, product.output)
-    )
+    if sides == list(product.inputs):
+        return product
+    return _product(product, sides, turned, product.output)
 
 
 def _exchanges_last_two(operator: Operator) -> bool:

@@ -134,7 +134,7 @@ def _block(search: HeadSearch) -> Block:
         trace = Trace()
     elif merged.pieces > MOST_HEADS:
         text = f"more than {MOST_HEADS:,} heads are not split"
-        raise RefusedError(Why.LIMIT, text, softmax, None, "", f"{merged.pieces:,}")
+        raise RefusedError(Why.LIMIT, text, softmax, actual=f"{merged.pieces:,}")
     else:
         trace = trace_heads(merged, search.values, search.operands)
     if trace.refusal is not None and not trace.logits.keys() >= {*search.scores}:

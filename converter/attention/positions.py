@@ -76,7 +76,7 @@ class Rotary:
         Raises:
             RefusedError: an entry depends on several positions, or they have no axis of their own.
         """
-        assert self.form is not None
+        assert self.form is not None  # raises if an operator is not supported
         count = self.position.elements
         shape = self.result.shape
         if count == 1 and 1 in shape:

@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +53,15 @@ _MISFIT: Final = (ArithmeticError, LookupError, TypeError, ValueError)
 
 _Item = TypeVar("_Item")
 Named = dict[str, Tensor]
+
+
+class _Signature(NamedTuple):
+    """A signature as text: its subgraph's index, and tensors' printed names by arguments' names."""
+
+    key: str
+    subgraph: int
+    inputs: dict[str, str]
+    outputs: dict[str, str]
 
 
 class TextFormError(ModelFormatError):
@@ -224,29 +233,30 @@ class Reading:
 
     def graphs(self) -> None:
         """Read the signatures and subgraphs, up to the `file` section or the end."""
-        signatures: list[tuple[str, int, dict[str, str], dict[str, str]]] = []
+        signatures: list[_Signature] = []
         while self._sees("signature", "subgraph"):
             if self._takes("signature"):
                 signatures.append(self._signature())
             else:
                 self._next("subgraph")
                 self._subgraph()
-        for key, index, inputs, outputs in signatures:
-            if index >= len(self.names):
-                raise ValueError(f"signature {key!r}: there is no subgraph #{index}")
-            tensors = self.names[index]
-            given = {name: _known(tensors, value) for name, value in inputs.items()}
-            made = {name: _known(tensors, value) for name, value in outputs.items()}
-            self.model.signatures.append(Signature(key, self.model.subgraphs[index], given, made))
+        for one in signatures:
+            if one.subgraph >= len(self.names):
+                raise ValueError(f"signature {one.key!r}: there is no subgraph #{one.subgraph}")
+            graph = self.model.subgraphs[one.subgraph]
+            tensors = self.names[one.subgraph]
+            inputs = {name: _known(tensors, value) for name, value in one.inputs.items()}
+            outputs = {name: _known(tensors, value) for name, value in one.outputs.items()}
+            self.model.signatures.append(Signature(one.key, graph, inputs, outputs))
 
-    def _signature(self) -> tuple[str, int, dict[str, str], dict[str, str]]:
+    def _signature(self) -> _Signature:
         key = self._name()
         self._next("=")
         self._next("#")
         index = self._integer()
         inputs = self._arguments()
         self._next("->")
-        return key, index, inputs, self._arguments()
+        return _Signature(key, index, inputs, self._arguments())
 
     def _arguments(self) -> dict[str, str]:
         self._next("(")

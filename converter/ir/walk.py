@@ -160,10 +160,9 @@ def is_pure(operator: Operator, subgraphs: Sequence[Subgraph] = ()) -> bool:
     State is behind a handle (variables, tables) or in a tensor that is kept between runs. An operator that calls
     subgraphs is pure if they are; without `subgraphs` (the model's) it counts as impure.
     """
-    calls = subgraph_indices(operator.options)
-    if not calls:
-        return not is_impure(operator)
-    return bool(subgraphs) and not has_effects([operator], subgraphs)
+    if subgraph_indices(operator.options) and not subgraphs:
+        return False
+    return not has_effects([operator], subgraphs)
 
 
 def has_effects(operators: Sequence[Operator], subgraphs: Sequence[Subgraph]) -> bool:

@@ -18,7 +18,8 @@ from edge_opt.npu.vendors import backend_of
 _PRODUCT = "FULLY_CONNECTED"
 _LAYERS = 2
 _FIRST = "before"
-_BARS = {_FIRST: "░", "after": "█"}
+_LAST = "after"
+_BARS = {_FIRST: "░", _LAST: "█"}
 _LONGEST = 14  # characters of a bar
 _PARTS = ("all layers", "attention", "feed-forward", "norms", "logits")
 
@@ -38,7 +39,9 @@ def draw_gain(
         CompilerMissingError, CompilerFailedError, ModelFormatError: as `profile`.
     """
     judge = backend_of(compiler.chip).judge(compiler)
-    versions = dict(zip(_BARS, dict.fromkeys((models[0], models[-1])), strict=False))
+    versions = {_FIRST: models[0]}
+    if models[-1] != models[0]:
+        versions[_LAST] = models[-1]
     signature = ""
     times: dict[tuple[str, str], int] = Counter()
     spills: dict[str, int] = {}
@@ -63,8 +66,8 @@ def draw_gain(
             times["logits", version] = times["all layers", version] - _us(below)
     rows: Table = [("", "", "estimated", "")]
     longest = max(times.values())
-    for part in (one for one in _PARTS if (one, _FIRST) in times):
-        for version in versions:
+    for part in _PARTS:
+        for version in versions if (part, _FIRST) in times else ():
             us = max(0, times[part, version])
             name = part if version == _FIRST else ""
             rows.append((name, version, f"{us / 1000:.3f} ms", _bar(version, us / longest)))
