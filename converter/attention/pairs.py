@@ -237,7 +237,7 @@ def _reached(
 def _through(reader: Operator, held: _Matrices) -> tuple[_Matrices, ...]:
     """The results of an operator that still hold the matrices."""
     kind = KINDS[_UNKNOWN if reader.shape_error else reader.name]
-    if kind.is_followed and held.tensor not in kind.data_operands(reader.inputs):
+    if kind.is_followed and not kind.takes(held.tensor, reader.inputs):
         return ()  # sizes or positions
     sums = kind.effect in _SUMMING
     if held.axes is None and sums and kind.effect is not Effect.REDUCTION:

@@ -85,6 +85,13 @@ class OperatorKind:
         """True if the input at this index is a data operand."""
         return self.all_data or place in self.data
 
+    def takes(self, tensor: object, inputs: Sequence[object]) -> bool:
+        """True if this one of the inputs is a data operand."""
+        # Without a look at all inputs: there may be thousands that are joined.
+        return self.all_data or any(
+            inputs[place] is tensor for place in self.data if place < len(inputs)
+        )
+
     def data_operands(self, inputs: Sequence[_T | None]) -> list[_T]:
         """The inputs from which the results take their elements."""
         return [
