@@ -86,7 +86,7 @@ class Bundle:
         except ModelFormatError as error:
             raise source.refusal(f"its header cannot be read ({error})") from error
         metadata = self._root.get("section_metadata")
-        self._tables: list[Table] = [] if metadata is None else metadata.get("objects") or []
+        self._tables: list[Table] = [] if metadata is None else metadata.tables("objects")
         self.sections = _sections(source, self._tables, end)
 
     @property
@@ -101,7 +101,7 @@ class Bundle:
         kinds: list[str] = []
         # Not from `sections`: of several values with one key, these hold the last.
         for table in self._tables:
-            for item in table.get("items") or ():
+            for item in table.tables("items"):
                 keys.append(item.get("key") or "")
                 kind = item.get("value")
                 if keys[-1] == "model_type" and kind is not None:
@@ -113,14 +113,14 @@ class Bundle:
         system = self._root.get("system_metadata")
         if system is None:
             return
-        kept = [entry for entry in system.get("entries") or () if entry.get("key") in _PLAIN_KEYS]
+        kept = [entry for entry in system.tables("entries") if entry.get("key") in _PLAIN_KEYS]
         self._root.set("system_metadata", new_table("SystemMetadata", entries=kept))
         self._header = self._moved([section.place for section in self.sections])
 
     @property
     def _about(self) -> list[str]:
-        system = self._root.get("system_metadata")
-        return [entry.get("key") or "" for entry in (system.get("entries") or () if system else ())]
+        system = self._root.get("system_metadata") or new_table("SystemMetadata")
+        return [entry.get("key") or "" for entry in system.tables("entries")]
 
     def content(self, index: int) -> Source:
         """The bytes of a section, as a source for `read_model`."""
@@ -190,12 +190,12 @@ def _sections(source: Source, tables: list[Table], first: int) -> list[Section]:
     """The sections, checked not to overlap and to lie inside the file from byte `first` on."""
     if not tables:
         raise source.refusal("the bundle has no sections")
-    if sum(len(table.get("items") or ()) for table in tables) > _MOST_ITEMS:
+    if sum(len(table.tables("items")) for table in tables) > _MOST_ITEMS:
         raise source.refusal(f"its sections have over {_MOST_ITEMS} items")
     sections = []
     for index, table in enumerate(tables):
         items: dict[str, str] = {}
-        for item in table.get("items") or ():
+        for item in table.tables("items"):
             value = item.get("value")
             if value is not None and value.name == "StringValue":
                 items[item.get("key") or ""] = value.get("value") or ""

@@ -170,7 +170,9 @@ class Reader:
         self._spend(field, 0, vtable + length, 1 + length // _VTABLE_PER_OBJECT)
         offsets = iter_unpack("<H", self.source.read(vtable + 4, length - 4))
         found: list[tuple[int, FieldSpec]] = []
-        for slot, at in ((slot, at) for slot, (at,) in enumerate(offsets) if at):
+        for slot, (at,) in enumerate(offsets):
+            if not at:
+                continue
             where = vtable + 4 + 2 * slot
             known = spec.by_slot.get(slot)
             if known is None:

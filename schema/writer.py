@@ -240,7 +240,7 @@ def lay_out(root: Table) -> list[Piece]:
 
 def _pieces(root: Table, *, inside: bool) -> list[Piece]:
     """The model with weights inside the flatbuffer if they may be, or with none there; empty if it gets too large."""
-    buffers = (table.fields.get("data") for table in root.fields.get("buffers", ()))
+    buffers = (table.fields.get("data") for table in root.tables("buffers"))
     # New weights go where the model keeps its other weights.
     new_after = any(isinstance(data, Data) and data.external for data in buffers)
     builder = _TableBuilder(inside=inside, new_after=new_after)

@@ -27,10 +27,10 @@ from edge_opt.attention.labelled import Labelled
 from edge_opt.attention.labels import DEEPEST, OperandFactors, Trace, trace_heads
 from edge_opt.attention.pairs import Pair, pairs_among
 from edge_opt.attention.rules import MOVEMENT, is_product
-from edge_opt.ir import Operator, Subgraph, Tensor
+from edge_opt.ir import Operator, Subgraph
 from edge_opt.ir.operators import KINDS, Effect, operators_that
 from edge_opt.ir.refusal import RefusedError, Why
-from edge_opt.ir.walk import chain_up, producers, walked
+from edge_opt.ir.walk import producers, walked
 from edge_opt.shapes.inference import doubted
 
 MOST_HEADS = 1024
@@ -221,14 +221,12 @@ def _computations_above(values: Operator) -> dict[Operator, list[Operator]]:
     return found
 
 
-def _last_computation(operator: Operator) -> Operator | None:
+def _last_computation(operator: Operator | None) -> Operator | None:
     """The operator, or the nearest one above that does more than move, cut or repeat; None for a graph input."""
-    above = chain_up(operator.outputs[0], _moved_operand)
-    return next((one for one in above if one.name not in _MOVING), None)
-
-
-def _moved_operand(operator: Operator) -> Tensor:
-    return KINDS[operator.name].data_operands(operator.inputs)[0]
+    while operator is not None and operator.name in _MOVING:
+        moved = KINDS[operator.name].data_operands(operator.inputs)[0]
+        operator = moved.producer
+    return operator
 
 
 def _is_linear(operator: Operator) -> bool:

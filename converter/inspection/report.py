@@ -66,10 +66,9 @@ class Report(Record):
     @property
     def summary(self) -> str:
         """The headline, and why nothing was written, if so."""
+        outcome = headline(self.result)
         failure = self.result.failure
-        return " ".join(
-            [headline(self.result), *([] if failure is None else [f"Refused: {failure}."])]
-        )
+        return outcome if failure is None else f"{outcome} Refused: {failure}."
 
     def sections(self) -> Iterator[tuple[str, Part]]:
         """Sections of the Markdown and HTML formats, in order."""

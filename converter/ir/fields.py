@@ -266,9 +266,9 @@ def _bytes(content: Any) -> bytes:
 
 def _storing(root: Table) -> Iterator[Table]:
     """The tables that may store bytes apart from the others."""
-    yield from root.fields.get("buffers") or []
-    for graph in root.fields.get("subgraphs") or []:
-        yield from graph.fields.get("operators") or []
+    yield from root.tables("buffers")
+    for graph in root.tables("subgraphs"):
+        yield from graph.tables("operators")
     yield root
 
 

@@ -240,8 +240,8 @@ def weights_outside(model: Model) -> dict[str, int]:
         if tensor.table is not None and tensor.is_outside:
             used.add(tensor.table.get("external_buffer"))
     root = model.table or new_table("Model")
-    places = {entry.get("id"): entry for entry in root.get("external_buffers") or []}
-    groups = [group.get("name") or "" for group in root.get("external_buffer_groups") or []]
+    places = {entry.get("id"): entry for entry in root.tables("external_buffers")}
+    groups = [group.get("name") or "" for group in root.tables("external_buffer_groups")]
     found: dict[str, int] = {}
     for number in sorted(used):
         entry = places.get(number) or new_table("ExternalBuffer")

@@ -13,7 +13,7 @@ from collections.abc import (
 )
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice, takewhile
+from itertools import chain
 from typing import Any, TypeVar
 
 from edge_opt.ir.dtypes import DType
@@ -79,25 +79,18 @@ def only_reader(subgraph: Subgraph, tensor: Tensor) -> Operator | None:
     return next(iter(tensor.readers))
 
 
-def chain_up(tensor: Tensor, carrier: Callable[[Operator], Tensor | None]) -> Iterator[Operator]:
-    """The operators above a tensor, nearest first; each makes the operand that `carrier` names of the one before.
-
-    The chain ends at a tensor without a producer, and after an operator without a carrier.
-    """
-    carried: Tensor | None = tensor
-    while carried is not None and carried.producer is not None:
-        yield carried.producer
-        carried = carrier(carried.producer)
-
-
 def look_through(tensor: Tensor, names: Collection[str]) -> tuple[Tensor, list[Operator]]:
     """Follow first inputs upwards through at most `MOST_MOVES` operators of these names.
 
     Returns the origin, or the tensor that is reached, and the operators passed.
     """
-    above = islice(chain_up(tensor, lambda operator: operator.input(0)), MOST_MOVES)
-    passed = list(takewhile(lambda operator: operator.name in names, above))
-    return (passed[-1].input(0) if passed else tensor), passed
+    passed: list[Operator] = []
+    while tensor.producer is not None and tensor.producer.name in names:
+        if len(passed) == MOST_MOVES:
+            break
+        passed.append(tensor.producer)
+        tensor = tensor.producer.input(0)
+    return tensor, passed
 
 
 def backward_slice(
