@@ -14,7 +14,6 @@ from edge_opt.npu.compiler import (
     operator_counts,
     operators_left,
     scratch_folder,
-    takes_nothing,
 )
 
 _VERSION_FLAG = "--mediatek_sdk_version_type"
@@ -55,8 +54,7 @@ class MediaTek(Backend):
         with scratch_folder() as scratch:
             done = self.run_tool(path, settings, [libraries], scratch)
             on_cpu = operators_left(path, scratch, {})
-        if done.returncode and not takes_nothing(done.stderr):
-            self.fail(done.returncode, done.stdout, done.stderr)
+        self.check_ended(done.returncode, done.stdout, done.stderr)
         return Figures(
             signature,
             **operator_counts(done.stderr),
