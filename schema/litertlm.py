@@ -91,7 +91,7 @@ class Bundle:
 
     @property
     def loose(self) -> list[str]:
-        """Keys of the header's entries about the whole bundle that are not known to name nothing."""
+        """Keys of the header's entries about the whole bundle, except those that are known to name no file."""
         return [key for key in self._about if key not in _PLAIN_KEYS]
 
     @property

@@ -188,7 +188,7 @@ class Table:
                 self.fields[key] = one
 
     def key(self, without: Collection[str] = ()) -> Hashable:
-        """Equal for tables of one type with equal contents, in all fields but those `without`; a default is absent."""
+        """Equal for tables of one type that agree in all fields but those in `without`; a default counts as absent."""
         found: list[Hashable] = [self.name]
         for name in sorted(self.fields.keys() - without):
             key = _key(self.fields[name])

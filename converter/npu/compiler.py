@@ -218,7 +218,7 @@ class Backend(ABC):
     def check_emulator(self, compiler: Compiler) -> None:
         """Raise CompilerMissingError unless compiled graphs can run here; the message says what is needed."""
         raise CompilerMissingError(
-            f"no emulator for {self.manufacturer}, whose chip {compiler.chip} is: give a chip of Qualcomm"
+            f"no emulator for {self.manufacturer}'s chip {compiler.chip}: give a chip of Qualcomm"
         )
 
     def emulating(
