@@ -58,7 +58,7 @@ def find_blocks(subgraph: Subgraph) -> Iterator[Match]:
 
 
 def _matches(subgraph: Subgraph, pairs: Sequence[Pair]) -> dict[Operator, Match]:
-    """The matches of SOFTMAXes, and of other operators whose results weigh values, by operator."""
+    """The matches of SOFTMAXes, and of other operators that compute the weights of values, by operator."""
     operands = OperandFactors()
     softmaxes = [operator for operator in subgraph.operators if operator.code.name in SOFTMAXES]
     anchors = {*softmaxes, *_weights_without_softmax(pairs, softmaxes)}

@@ -308,7 +308,7 @@ class Broadcast(Rule):
 
 
 class FullyConnected(Rule):
-    """With computed weights a product of two activations: `[.., C] x [M, C]^T -> [.., M]`, or `[rows, M]`.
+    """A product of two activations if the weights are computed: `[.., C] x [M, C]^T -> [.., M]`, or `[rows, M]`.
 
     Rows keep their labels, and so do columns, which are the weights' rows. Constant weights are a projection, which
     sums what it reads: there a block ends.

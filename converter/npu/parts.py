@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from edge_opt.base.atomic import AnyPath
 from edge_opt.base.words import Progress, size
-from edge_opt.inspection.report import Table
+from edge_opt.inspection.report import Gain, Table
 from edge_opt.ir import Model, Operator, Tensor
 from edge_opt.ir.composites import composite_name
 from edge_opt.ir.opening import Opened
@@ -26,13 +26,11 @@ _PARTS = ("all layers", "attention", "feed-forward", "norms", "logits")
 
 def draw_gain(
     models: Sequence[AnyPath], compiler: Compiler, progress: Progress | None = None
-) -> tuple[str, Table, str]:
+) -> Gain:
     """Estimated times of the entry point with the largest attention, in the first model and in the last one.
 
     Parts of the first layers are timed by compiling the graph up to each part's end: the difference to the part before
     it is the part's time, with all that the compiler fuses and overlaps.
-
-    Returns a title, a table with a bar in each row, and a note.
 
     Raises:
         UsageError: the first model has no multi-head attention, or the compiler estimates no time.
@@ -79,7 +77,7 @@ def draw_gain(
         f"Attention, feed-forward and norms are those of the first {_LAYERS} layers. Estimates for {judge.chip}; not "
         "timed on a phone."
     )
-    return f"Where the time of {signature} goes", rows, note
+    return Gain(f"Where the time of {signature} goes", rows, note)
 
 
 def _points(model: Model, signature: str) -> Iterator[tuple[str, Tensor]]:
