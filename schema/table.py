@@ -188,13 +188,14 @@ class Table:
                 self.fields[key] = one
 
     def key(self, without: Collection[str] = ()) -> Hashable:
-        """Equal for tables of one type that agree in all fields but those in `without`; a default counts as absent."""
-        found: list[Hashable] = [self.name]
-        for name in sorted(self.fields.keys() - without):
-            key = _key(self.fields[name])
-            if key != self.spec.default_keys[name]:
-                found.append((name, key))
-        return tuple(found)
+        """Equal for tables of one type with equal contents, in all fields but those `without`; a default is absent."""
+        defaults = self.spec.default_keys
+        fields = [
+            (name, _key(value))
+            for name, value in sorted(self.fields.items())
+            if name not in without
+        ]
+        return (self.name, *(field for field in fields if field[1] != defaults[field[0]]))
 
     def copy(self) -> "Table":
         """A table with the same values; the values themselves are shared, not copied."""

@@ -125,7 +125,7 @@ class HeadSearch:
 
         Heads lie beside the head size in the queries, too, or have an axis of size 1 for the sequence.
         """
-        for of in self._queries(self._of_rows(*rows)):
+        for of in self._sources(self._above_queries(self._of_rows(*rows))):
             place = fx.labelled_axes(of.factored)[0]
             if fx.only_labels(of.factored[place]) and 1 not in of.tensor.shape[1:]:
                 raise of.refusal("rows of the value product may be the sequence, or heads")
@@ -208,10 +208,6 @@ class HeadSearch:
     def _of_rows(self, *rows: Factor) -> Labelled:
         """The value product's result with labels on its rows."""
         return Labelled(self._product, fx.labelled_axis(self._product.shape, self._rows, *rows))
-
-    def _queries(self, rows: Labelled) -> Iterator[Labelled]:
-        """The tensors that queries come from, with the layout of these rows of the value product."""
-        return self._sources(self._above_queries(rows))
 
     def _sources(self, above: Iterable[Labelled]) -> Iterator[Labelled]:
         """Those of the tensors above the scores at which the walk ends, without constants and products."""
