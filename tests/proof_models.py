@@ -3,8 +3,8 @@
 import numpy as np
 
 from edge_opt.ir import Signature, to_tables
-from edge_opt.ir.fields import number_text
 from edge_opt.ir.parse import parse
+from edge_opt.ir.text import literal
 from edge_opt.runtime.tensors import TensorInfo
 from edge_opt.schema import model_bytes
 
@@ -15,14 +15,6 @@ def tensor(
     """What the runtime says of an input or output; without a scale it is not quantized."""
     scales, zeros = ((scale,), (zero,)) if scale else ((), ())
     return TensorInfo(name, name, shape, shape, dtype, scales, zeros)
-
-
-def literal(values: object) -> str:
-    """A constant of these numbers, all of them, in the text form."""
-    array = np.asarray(values)
-    sizes = ",".join(map(str, array.shape))
-    numbers = ", ".join(map(number_text, array.ravel()))
-    return f"{array.dtype}[{sizes}]{{{numbers}}}"
 
 
 def written(text: str, key: str = "main") -> bytes:

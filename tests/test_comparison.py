@@ -22,6 +22,7 @@ from edge_opt.comparison.golden import check, record
 from edge_opt.comparison.sessions import orders
 from edge_opt.ir import Constants, DType, Model, to_bytes
 from edge_opt.ir.parse import parse
+from edge_opt.ir.text import literal
 from edge_opt.runtime.description import describe
 from edge_opt.runtime.protocol import RuntimeCrashed
 from edge_opt.runtime.runner import Worker
@@ -151,7 +152,7 @@ def lookup(table: np.ndarray) -> bytes:
     text = f"""subgraph main (%ids: int64[1,16]) {{
       %narrow: int32[1,16] = CAST(%ids)
       %flat: int32[16] = RESHAPE(%narrow, int32{{16}}) {{new_shape: [16]}}
-      %y: float32[16,{table.shape[1]}] = EMBEDDING_LOOKUP(%flat, {models.literal(table)})
+      %y: float32[16,{table.shape[1]}] = EMBEDDING_LOOKUP(%flat, {literal(table)})
       return %y
     }}"""
     return models.written(text, key="")

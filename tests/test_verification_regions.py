@@ -10,7 +10,6 @@ from attention_checks import attention_text
 from fault_graphs import Size, attention
 from mutations import Mutant, constant, mutants, sampled, survives_checks
 from pass_runs import refusal, rewrites_of, run
-from proof_models import literal
 from toy_passes import replacing
 
 from edge_opt.base.errors import ModelFormatError
@@ -18,6 +17,7 @@ from edge_opt.conversion import convert
 from edge_opt.conversion import result as words
 from edge_opt.ir import Operator, to_bytes
 from edge_opt.ir.parse import parse
+from edge_opt.ir.text import literal
 from edge_opt.passes import Exact, Proof, Status, Steps, Table, Within
 from edge_opt.runtime.metrics import Difference
 from edge_opt.runtime.protocol import RuntimeCrashed, RuntimeFailed, RuntimeRefused, RuntimeTimedOut

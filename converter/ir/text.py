@@ -228,6 +228,16 @@ def _quantization(tensor: Tensor) -> str:
     return f" {tensor.quantization}" if tensor.is_quantized else ""
 
 
+def literal(values: Any) -> str:
+    """A constant of these numbers, all of them, in the text form."""
+    array = np.asarray(values)
+    return f"{array.dtype}[{','.join(map(str, array.shape))}]{_braced(array)}"
+
+
+def _braced(array: NDArray[np.generic]) -> str:
+    return f"{{{', '.join(map(number_text, array.ravel()))}}}"
+
+
 def _constant(tensor: Tensor) -> str:
     shape = f"[{','.join(map(str, tensor.shape))}]"
     seeded = _SEEDED.match(tensor.name)
@@ -238,8 +248,7 @@ def _constant(tensor: Tensor) -> str:
         if not tensor.shape:
             text = f"({number_text(values[()])})"
         elif values.size <= _MOST_PRINTED:
-            numbers = ", ".join(map(number_text, values.ravel()))
-            text = f"{shape if len(tensor.shape) > 1 else ''}{{{numbers}}}"
+            text = f"{shape if len(tensor.shape) > 1 else ''}{_braced(values)}"
         elif values.tobytes() == values.ravel()[:1].tobytes() * values.size:
             text = f"{shape}{{splat {number_text(values.ravel()[0])}}}"
         elif seeded is not None and _is_of_seed(int(seeded[1]), tensor.dtype, values):
