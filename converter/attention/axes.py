@@ -140,11 +140,9 @@ def _broadcast(operator: Operator, tensor: Tensor) -> AxisMap:
 
 
 def _kept(operator: Operator, tensor: Tensor) -> AxisMap | None:
-    return (
-        None
-        if len(operator.outputs[0].shape) != len(tensor.shape)
-        else _broadcast(operator, tensor)
-    )
+    if len(operator.outputs[0].shape) != len(tensor.shape):
+        return None
+    return _broadcast(operator, tensor)
 
 
 def _convolved(operator: Operator, tensor: Tensor) -> AxisMap:

@@ -196,17 +196,17 @@ def _weights_without_softmax(
         assigned |= products_around(softmax)
     weighing: dict[Operator, dict[Operator, list[Operator]]] = {}
     for pair in pairs:
-        if pair.mixed is not None or any(
-            end.is_sum or end.operator in assigned for end in pair.products
-        ):
+        if pair.mixed is not None:
+            continue
+        if any(end.is_sum or end.operator in assigned for end in pair.products):
             continue
         values = pair.second.operator
         if values not in weighing:
             weighing[values] = _computations_above(values)
         for weights, above in weighing[values].items():
-            if pair.first.operator in above and (
-                pair.first.several or not all(map(_is_linear, above))
-            ):
+            if pair.first.operator not in above:
+                continue
+            if pair.first.several or not all(map(_is_linear, above)):
                 assigned.update(end.operator for end in pair.products)
                 yield weights
 

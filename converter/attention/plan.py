@@ -154,12 +154,11 @@ class Plan:
         """A tensor and those above it, through rearrangements and scalings, while nothing else reads them."""
         chain = [of]
         while len(chain) < DEEPEST and not read_outside(self.subgraph, of.tensor, readers):
-            carriers = [
-                operand for operand in self.operands.above(of).values() if operand.pieces > 1
-            ]
-            if len(carriers) != 1 or (
-                of.operator.name not in MOVEMENT and not _scales(of.operator)
-            ):
+            operands = self.operands.above(of).values()
+            carriers = [operand for operand in operands if operand.pieces > 1]
+            if len(carriers) != 1:
+                break
+            if of.operator.name not in MOVEMENT and not _scales(of.operator):
                 break
             readers = {of.operator}
             of = carriers[0]

@@ -160,9 +160,9 @@ class Tensor:
         """The real value of a constant's first element."""
         stored = float(self.array().ravel()[0])
         parameters = self.quantization
-        return (
-            parameters.real(stored) if parameters is not None and parameters.is_affine else stored
-        )
+        if parameters is None or not parameters.is_affine:
+            return stored
+        return parameters.real(stored)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         """Return a copy for another graph, without a producer or readers."""
