@@ -52,9 +52,8 @@ def say_json(value: Any) -> None:
     """Print a value as one JSON object; NaN and infinities become null."""
     from edge_opt.base.record import to_json
 
-    text = json.dumps(
-        to_json(value), indent=2, allow_nan=False
-    )  # of ASCII, in which only DEL is not escaped
+    # The text is ASCII, in which only DEL is not escaped.
+    text = json.dumps(to_json(value), indent=2, allow_nan=False)
     write(text.replace("\x7f", "\\u007f") + "\n")
 
 

@@ -213,13 +213,11 @@ class Reader:
         if kind in ("table", "union"):
             return self._once((element, target), self._table, TABLES[element], target, field)
         key = "data" if field.table == "Buffer" else field.type
-        read = (
-            self._text
-            if kind == "string"
-            else self._scalars
-            if kind == "scalars"
-            else self._children
-        )
+        read: Callable[..., Any] = self._children
+        if kind == "string":
+            read = self._text
+        elif kind == "scalars":
+            read = self._scalars
         return self._once((key, target), read, field, target)
 
     def _size(self, field: FieldSpec, target: int, width: int) -> int:

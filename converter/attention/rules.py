@@ -299,11 +299,9 @@ class Broadcast(Rule):
     def made(self, one: OneHead) -> Tensor:
         source = one.full(0)
         shape = one.of.full_shape
-        steering = (
-            shape
-            if one.of.operator.name == "BROADCAST_TO"
-            else np.floor_divide(shape, source.shape)
-        )
+        steering: object = shape
+        if one.of.operator.name == "TILE":
+            steering = np.floor_divide(shape, source.shape)
         return one.clone({0: source, 1: one.integers("shape", steering)}, shape)
 
 

@@ -95,9 +95,8 @@ def find_example(result: ConversionResult) -> Example | None:
     makers: dict[Tensor, Operator] = {}
     for operator in chain.from_iterable(site.replaced for site in result.converted):
         for tensor in operator.outputs:
-            makers.setdefault(
-                tensor, operator
-            )  # one that several rewrites redefined belongs to the first
+            # A tensor that several rewrites redefined belongs to the first.
+            makers.setdefault(tensor, operator)
     numbers = count()
     names: dict[Tensor, str] = defaultdict(lambda: f"%{next(numbers)}")
     for signature in [] if result.model is None else result.model.signatures:

@@ -283,9 +283,8 @@ class Differences:
 
     def __init__(self, drawn: Table, file: Table, most: int) -> None:
         self._most = most
-        self._values: dict[
-            Path, dict[Path, str]
-        ] = {}  # path without its last index -> path -> value
+        # Path without its last index -> path -> value.
+        self._values: dict[Path, dict[Path, str]] = {}
         self._shared: dict[Path, dict[Path, str]] = {}
         self._seen: dict[Hashable, Path] = {}
         self._data: list[tuple[Path, Data]] = []

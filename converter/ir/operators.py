@@ -25,12 +25,8 @@ _T = TypeVar("_T")
 class Effect(Enum):
     """What an operator does with the elements of its data operands."""
 
-    ELEMENTWISE = (
-        "elementwise"  # each result element depends on those at its index; operands may broadcast
-    )
-    ALONG_ROWS = (
-        "along_rows"  # each row of the last axis depends on the operand's row, of the same length
-    )
+    ELEMENTWISE = "elementwise"  # from the elements at the result's index; operands may broadcast
+    ALONG_ROWS = "along_rows"  # from the operand's row of the last axis, of the same length
     REDUCTION = "reduction"  # folds whole axes
     PRODUCT = "product"  # matrix product
     CONVOLUTION = "convolution"

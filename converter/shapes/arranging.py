@@ -273,9 +273,8 @@ def _sliced(call: Call, axis: int, whole: int, begin: int | None, size: int) -> 
     return OPEN if begin is None or whole < 0 else whole - begin
 
 
-Index: TypeAlias = (
-    "slice | int | EllipsisType | None"  # numpy's index into one axis; None adds an axis
-)
+Index: TypeAlias = "slice | int | EllipsisType | None"
+"""Numpy's index into one axis; None adds an axis."""
 _UNKNOWN = slice(None, None, 0)  # a slice with unknown bounds
 
 
@@ -322,9 +321,8 @@ def strided_indices(call: Call) -> list[Index]:
     strides = call.elements(3, rank=1)
     is_valid = len(begins) == len(ends) == len(strides) <= _MOST_BOUNDS
     call.expect(is_valid, f"one number of bounds, up to {_MOST_BOUNDS}")
-    if call.number(
-        "offset"
-    ):  # the end is relative to the begin, and the runtime treats masks differently
+    # With an offset, the end is relative to the begin, and the runtime treats masks differently.
+    if call.number("offset"):
         raise UnknownError
     places = range(len(begins))
     return list(map(partial(_strided_index, call), places, begins, ends, strides))
