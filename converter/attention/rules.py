@@ -91,10 +91,11 @@ def _aligned(of: Labelled) -> dict[int, Places]:
             operator,
             operator.input(0),
         )
-    given = enumerate(operator.inputs)
-    return {
-        index: aligned(tensor, len(of.factored)) for index, tensor in given if tensor is not None
-    }
+    places: dict[int, Places] = {}
+    for index, tensor in enumerate(operator.inputs):
+        if tensor is not None:
+            places[index] = aligned(tensor, len(of.factored))
+    return places
 
 
 def _of_product(of: Labelled) -> dict[int, Places]:

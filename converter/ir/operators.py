@@ -157,5 +157,9 @@ def subgraph_indices(options: Table | None) -> tuple[int, ...]:
     """Subgraph indices in these options, with repeats."""
     if options is None or options.name not in SUBGRAPH_FIELDS:
         return ()
-    values = map(options.get, SUBGRAPH_FIELDS[options.name])
-    return tuple(int(index) for value in values if value is not None for index in np.ravel(value))
+    found: list[int] = []
+    for name in SUBGRAPH_FIELDS[options.name]:
+        value = options.get(name)
+        if value is not None:
+            found += np.ravel(value).tolist()
+    return tuple(found)
