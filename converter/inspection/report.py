@@ -59,7 +59,8 @@ class Gain(NamedTuple):
 class Report(Record):
     """Report of a conversion; `lint` has (severity, sentence) pairs about the result.
 
-    `origin`: date, versions, and digests of the files, by name. A pickled report has no example.
+    `origin`: date, versions, and digests of the files, by name. `gain`: NPU estimates of `draw_gain`, as title, rows
+    and note. A pickled report has no example.
     """
 
     result: ConversionResult
