@@ -52,9 +52,8 @@ def say_json(value: Any) -> None:
     """Print a value as one JSON object; NaN and infinities become null."""
     from edge_opt.base.record import to_json
 
-    text = json.dumps(
-        to_json(value), indent=2, allow_nan=False
-    )  # of ASCII, in which only DEL is not escaped
+    # The text is ASCII, in which only DEL is not escaped.
+    text = json.dumps(to_json(value), indent=2, allow_nan=False)
     write(text.replace("\x7f", "\\u007f") + "\n")
 
 
@@ -98,7 +97,8 @@ def table(rows: Iterable[Sequence[str]], *, left: int = 1) -> list[str]:
     for place, column in enumerate(zip(*rows, strict=True)):
         cells = [cut(one_line(cell)) for cell in column]
         width = max(map(len, cells))
-        columns.append([cell.ljust(width) if place < left else cell.rjust(width) for cell in cells])
+        align = str.ljust if place < left else str.rjust
+        columns.append([align(cell, width) for cell in cells])
     return ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]
 
 

@@ -70,7 +70,7 @@ def show_conversion(
 
 
 def _findings(findings: Sequence[Finding], target: str | None, *, first: bool) -> Iterable[str]:
-    """Findings as lines: those that are printed `first`, or the others."""
+    """Findings as lines: the decisive ones, which are printed `first`, or the others."""
     if not findings and not first:
         return [f"{target}: no known problems."]
     chosen = [one for one in findings if (one.rule in DECISIVE) is first]
@@ -165,7 +165,7 @@ def show_inspection(found: Inspection, facts: Target | None = None) -> None:
 
 
 def _unplaced(found: Inspection, facts: Target | None) -> list[str]:
-    """Why it is not known what else runs where, and how to find out; empty if it is, or without a target for an NPU."""
+    """Why the rest of the placement is unknown, and how to find it; empty if it is known or there is no NPU."""
     is_known = any(one.calls is not None or one.failure for one in found.placement)
     if is_known or facts is None or facts.name == GENERIC:
         return []

@@ -8,7 +8,7 @@ from edge_opt.base.words import size
 from edge_opt.building import BuildResult, StageReport
 from edge_opt.building.evaluation import Evaluation, ModelScore
 from edge_opt.cli import output
-from edge_opt.inspection.report import Part, Table, to_html
+from edge_opt.inspection.report import Gain, Part, Table, to_html
 from edge_opt.npu import Figures, Profile, TimeEstimate, Tuning
 from edge_opt.targets.placement import placement_lines
 
@@ -30,12 +30,11 @@ def _on_cpu(entry: Profile) -> list[str]:
     return placement_lines(parted, "the compiler")
 
 
-def profile_page(profiles: Sequence[Profile], gain: tuple[str, Table, str]) -> str:
+def profile_page(profiles: Sequence[Profile], gain: Gain) -> str:
     """The profiles as an HTML page that begins with the picture of the gain."""
-    title, rows, note = gain
     sections: list[tuple[str, Part]] = [
-        (title, rows),
-        ("Limits of the estimates", note),
+        (gain.title, gain.rows),
+        ("Limits of the estimates", gain.note),
         *_tables(profiles),
     ]
     sections += [("Notes", note) for note in _notes(profiles)]

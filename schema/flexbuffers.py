@@ -50,10 +50,7 @@ def write_flexbuffer(value: Any) -> bytes:
     """The FlexBuffer of a dict of attributes; ValueError if they do not fit the format."""
     try:
         return bytes(flexbuffers.Dumps(value))
-    except (
-        RuntimeError,
-        *_DAMAGE,
-    ) as error:  # a map that an invalid value left half done is a RuntimeError
+    except (RuntimeError, *_DAMAGE) as error:  # RuntimeError: a value in a map is invalid
         raise ValueError(f"attributes do not fit a FlexBuffer: {error}") from error
 
 

@@ -47,6 +47,11 @@ class Section(NamedTuple):
     items: dict[str, str]
 
     @property
+    def place(self) -> tuple[int, int]:
+        """The range of the section's bytes."""
+        return self.begin, self.end
+
+    @property
     def is_model(self) -> bool:
         """True for a TFLite model."""
         return self.data_type == _TYPES["TFLiteModel"]
@@ -54,11 +59,9 @@ class Section(NamedTuple):
     @property
     def model_type(self) -> str:
         """The role of a model, e.g. `prefill_decode`; empty for other sections."""
-        return (
-            self.items.get("model_type", "").lower().removeprefix("tf_lite_")
-            if self.is_model
-            else ""
-        )
+        if not self.is_model:
+            return ""
+        return self.items.get("model_type", "").lower().removeprefix("tf_lite_")
 
 
 class Bundle:
@@ -70,7 +73,8 @@ class Bundle:
         start = source.read(0, min(_HEADER_BEGIN, source.size))
         if not start.startswith(MAGIC) or len(start) < _HEADER_BEGIN:
             raise source.refusal("this is not a LiteRT-LM bundle")
-        major, end = (int.from_bytes(start[at:stop], "little") for at, stop in ((8, 12), (24, 32)))
+        major = int.from_bytes(start[8:12], "little")
+        end = int.from_bytes(start[24:32], "little")
         if major != _MAJOR_VERSION:
             newer = f"version {major} was written by a newer program, this one reads version {_MAJOR_VERSION}"
             raise source.refusal(newer)
@@ -82,44 +86,45 @@ class Bundle:
         except ModelFormatError as error:
             raise source.refusal(f"its header cannot be read ({error})") from error
         metadata = self._root.get("section_metadata")
-        self._tables: list[Table] = [] if metadata is None else metadata.get("objects") or []
+        self._tables: list[Table] = [] if metadata is None else metadata.tables("objects")
         self.sections = _sections(source, self._tables, end)
 
     @property
     def loose(self) -> list[str]:
-        """Keys of the header's entries about the whole bundle that are not known to name nothing."""
+        """Keys of the header's entries about the whole bundle, except those that are known to name no file."""
         return [key for key in self._about if key not in _PLAIN_KEYS]
 
     @property
     def words(self) -> list[str]:
         """Keys of all entries of the header, and all purposes of models."""
-        items = [item for table in self._tables for item in table.get("items") or ()]
-        keys = [item.get("key") or "" for item in items]
-        # Not of the sections: of several values with one key, these hold the last.
-        kinds = [item.get("value") for item in items if item.get("key") == "model_type"]
-        return [
-            *self._about,
-            *keys,
-            *(str(kind.get("value")) for kind in kinds if kind is not None),
-        ]
+        keys = self._about
+        kinds: list[str] = []
+        # Not from `sections`: of several values with one key, these hold the last.
+        for table in self._tables:
+            for item in table.tables("items"):
+                keys.append(item.get("key") or "")
+                kind = item.get("value")
+                if keys[-1] == "model_type" and kind is not None:
+                    kinds.append(str(kind.get("value")))
+        return keys + kinds
 
     def drop_loose(self) -> None:
         """Leave the `loose` entries out of the header that `write` writes."""
         system = self._root.get("system_metadata")
         if system is None:
             return
-        kept = [entry for entry in system.get("entries") or () if entry.get("key") in _PLAIN_KEYS]
+        kept = [entry for entry in system.tables("entries") if entry.get("key") in _PLAIN_KEYS]
         self._root.set("system_metadata", new_table("SystemMetadata", entries=kept))
-        self._header = self._moved([section[:2] for section in self.sections])
+        self._header = self._moved([section.place for section in self.sections])
 
     @property
     def _about(self) -> list[str]:
-        system = self._root.get("system_metadata")
-        return [entry.get("key") or "" for entry in (system.get("entries") or () if system else ())]
+        system = self._root.get("system_metadata") or new_table("SystemMetadata")
+        return [entry.get("key") or "" for entry in system.tables("entries")]
 
     def content(self, index: int) -> Source:
         """The bytes of a section, as a source for `read_model`."""
-        begin, end, *_ = self.sections[index]
+        begin, end = self.sections[index].place
         assert self.source.fd is not None
         fd = os.dup(self.source.fd)
         return Source(None, path=self.source.path, fd=fd, base=begin, size=end - begin)
@@ -131,13 +136,12 @@ class Bundle:
         **how: Unpack[Writing],
     ) -> None:
         """Write the bundle with some sections replaced, by index: models by root tables; raises as `write_pieces`."""
-        old = [section[:2] for section in self.sections]
+        old = [section.place for section in self.sections]
         places = [*old]
         pieces = [Piece(0, Data(bytes(max(len(self._header), len(self._moved(old))))))]
         # Sections keep their order in the file.
-        for index, (begin, stop, *_) in sorted(
-            enumerate(self.sections), key=lambda pair: pair[1][:2]
-        ):
+        for index in sorted(range(len(old)), key=old.__getitem__):
+            begin, stop = old[index]
             content = contents.get(index)
             at = -(-pieces[-1].end // ALIGNMENT) * ALIGNMENT
             if isinstance(content, Table):
@@ -149,19 +153,20 @@ class Bundle:
         pieces[0] = Piece(0, Data(self._header if places == old else self._moved(places)))
         end = max(section.end for section in self.sections)
         trailing = Data(self.source, end)
-        if (
-            trailing.length >= ALIGNMENT or trailing.view().any()
-        ):  # zeros up to a boundary are padding
+        # Zeros up to a boundary are padding.
+        if trailing.length >= ALIGNMENT or trailing.view().any():
             pieces.append(Piece(max(pieces[-1].end, trailing.offset), trailing))
         write_pieces(pieces, path, SUFFIX, **how)
 
     def _moved(self, places: Sequence[tuple[int, int]]) -> bytes:
         """The header with sections moved to these ranges; its length does not depend on the ranges."""
-        objects = []
+        objects: list[Table] = []
         root = self._root.copy()
-        for table, place in zip(self._tables, places, strict=True):
-            objects.append(table.copy())
-            objects[-1].fields["begin_offset"], objects[-1].fields["end_offset"] = place
+        for table, (begin, end) in zip(self._tables, places, strict=True):
+            moved = table.copy()
+            moved.fields["begin_offset"] = begin
+            moved.fields["end_offset"] = end
+            objects.append(moved)
         root.set("section_metadata", new_table("SectionMetadata", objects=objects))
         tables = table_bytes(root)
         return self._header[:24] + (_HEADER_BEGIN + len(tables)).to_bytes(8, "little") + tables
@@ -185,16 +190,15 @@ def _sections(source: Source, tables: list[Table], first: int) -> list[Section]:
     """The sections, checked not to overlap and to lie inside the file from byte `first` on."""
     if not tables:
         raise source.refusal("the bundle has no sections")
-    if sum(len(table.get("items") or ()) for table in tables) > _MOST_ITEMS:
+    if sum(len(table.tables("items")) for table in tables) > _MOST_ITEMS:
         raise source.refusal(f"its sections have over {_MOST_ITEMS} items")
     sections = []
     for index, table in enumerate(tables):
-        texts = ((item.get("key"), item.get("value")) for item in table.get("items") or ())
-        items = {
-            key or "": value.get("value") or ""
-            for key, value in texts
-            if value is not None and value.name == "StringValue"
-        }
+        items: dict[str, str] = {}
+        for item in table.tables("items"):
+            value = item.get("value")
+            if value is not None and value.name == "StringValue":
+                items[item.get("key") or ""] = value.get("value") or ""
         begin = table.get("begin_offset")
         end = table.get("end_offset")
         sections.append(Section(begin, end, table.get("data_type"), items))
@@ -202,7 +206,7 @@ def _sections(source: Source, tables: list[Table], first: int) -> list[Section]:
             raise source.refusal(
                 f"section {index} lies at bytes {begin} to {end}, of {source.size}: the file is damaged, copy it again"
             )
-    for (_, end), (begin, _) in pairwise(sorted(section[:2] for section in sections)):
+    for (_, end), (begin, _) in pairwise(sorted(section.place for section in sections)):
         if begin < end:
             raise source.refusal(f"sections overlap at byte {begin}")
     return sections

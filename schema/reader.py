@@ -131,9 +131,10 @@ class Reader:
 
     def _once(self, key: tuple[object, int], read: Callable[..., Any], *place: Any) -> Any:
         """Read an object once; each reference to it counts as it would without sharing."""
-        if (known := self._known.get(key)) is not None:
-            self._count_objects(known[1])
-            return known[0]
+        if key in self._known:
+            value, objects = self._known[key]
+            self._count_objects(objects)
+            return value
         before = self._objects_left
         value = read(*place)
         self._known[key] = value, before - self._objects_left
@@ -143,9 +144,9 @@ class Reader:
         if position + 4 > self._end:
             self._fail(field, f"{spec.name} lies beyond the end of the file", position)
         vtable = position - _i32(self.source.read(position, 4))[0]
-        if (layout := self._layouts.get((spec.name, vtable))) is None:
-            layout = self._layouts[spec.name, vtable] = self._layout(spec, vtable, field, position)
-        size, names, unpack, references = layout
+        if (spec.name, vtable) not in self._layouts:
+            self._layouts[spec.name, vtable] = self._layout(spec, vtable, field, position)
+        size, names, unpack, references = self._layouts[spec.name, vtable]
         if position + size > self._end:
             self._fail(field, f"{spec.name} runs over the end of the file", position)
         self._spend(field, size, position, _OBJECTS_PER_TABLE)
@@ -169,7 +170,9 @@ class Reader:
         self._spend(field, 0, vtable + length, 1 + length // _VTABLE_PER_OBJECT)
         offsets = iter_unpack("<H", self.source.read(vtable + 4, length - 4))
         found: list[tuple[int, FieldSpec]] = []
-        for slot, at in ((slot, at) for slot, (at,) in enumerate(offsets) if at):
+        for slot, (at,) in enumerate(offsets):
+            if not at:
+                continue
             where = vtable + 4 + 2 * slot
             known = spec.by_slot.get(slot)
             if known is None:
@@ -210,13 +213,11 @@ class Reader:
         if kind in ("table", "union"):
             return self._once((element, target), self._table, TABLES[element], target, field)
         key = "data" if field.table == "Buffer" else field.type
-        read = (
-            self._text
-            if kind == "string"
-            else self._scalars
-            if kind == "scalars"
-            else self._children
-        )
+        read: Callable[..., Any] = self._children
+        if kind == "string":
+            read = self._text
+        elif kind == "scalars":
+            read = self._scalars
         return self._once((key, target), read, field, target)
 
     def _size(self, field: FieldSpec, target: int, width: int) -> int:

@@ -164,6 +164,11 @@ class Table:
         fields = self.fields
         return fields[name] if name in fields else self.spec.defaults[name]
 
+    def tables(self, name: str) -> list["Table"]:
+        """The tables in a field that holds a list of them; none if it is absent."""
+        found: list[Table] = self.fields.get(name, [])
+        return found
+
     def set(self, name: str, value: Any) -> None:
         """Set a field, or remove it if `value` is None; a union's type is set with it.
 

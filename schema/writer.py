@@ -69,16 +69,16 @@ class _TableBuilder:
         self.holes = [hole._replace(at=len(content) - hole.at) for hole in self.holes]
         return content
 
-    def _once(self, kind: str, key: object, write: Callable[[], int]) -> int:
+    def _once(self, kind: str, key: object, write: Callable[..., int], *what: object) -> int:
         """The position of an object, which is written on first use."""
         if (kind, key) not in self._written:
-            self._written[kind, key] = write()
+            self._written[kind, key] = write(*what)
         return self._written[kind, key]
 
     def _table(self, table: Any, kind: str | None) -> int:
         if not isinstance(table, Table) or table.name != kind:
             raise TypeError(f"expected {kind or 'its type beside it'}")
-        return self._once("", id(table), lambda: self._new_table(table))
+        return self._once("", id(table), self._new_table, table)
 
     def _new_table(self, table: Table) -> int:
         spec = table.spec
@@ -138,12 +138,12 @@ class _TableBuilder:
         if field.kind in {"table", "union"}:
             return self._table(value, member if field.kind == "union" else element)
         if field.kind == "tables":
-            return self._once(field.type, id(value), lambda: self._tables(element, value))
+            return self._once(field.type, id(value), self._tables, element, value)
         if field.table == "Buffer" or value.dtype != NUMPY_TYPES[element] or value.ndim != 1:
             raise TypeError(
                 "expected Data" if field.table == "Buffer" else f"expected a vector of {element}"
             )
-        return self._once(field.type, value.tobytes(), lambda: builder.CreateNumpyVector(value))
+        return self._once(field.type, value.tobytes(), builder.CreateNumpyVector, value)
 
     def _tables(self, kind: str, tables: Any) -> int:
         targets = [self._table(table, kind) for table in tables]
@@ -240,7 +240,7 @@ def lay_out(root: Table) -> list[Piece]:
 
 def _pieces(root: Table, *, inside: bool) -> list[Piece]:
     """The model with weights inside the flatbuffer if they may be, or with none there; empty if it gets too large."""
-    buffers = (table.fields.get("data") for table in root.fields.get("buffers", ()))
+    buffers = (table.fields.get("data") for table in root.tables("buffers"))
     # New weights go where the model keeps its other weights.
     new_after = any(isinstance(data, Data) and data.external for data in buffers)
     builder = _TableBuilder(inside=inside, new_after=new_after)

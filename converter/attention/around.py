@@ -3,7 +3,7 @@
     Q x K^T --> + mask, * scale --> SOFTMAX --> probabilities P --> P x V --> tail --> projection
     products_above            find_mask         value_products               tail_of
 
-Any other operator that makes what weighs the values may stand in the place of the SOFTMAX. Where the heads are in these
+Another operator may compute the weights of the values instead of the SOFTMAX. Where the heads are in these
 tensors: docs/head-axis.md.
 """
 
@@ -81,8 +81,8 @@ def find_mask(softmax: Operator) -> Tensor | None:
     for operator in met[:DEEPEST]:
         if operator.name not in MASKING:
             continue
-        for tensor in operator.inputs:
-            if tensor is not None and tensor.elements > 1 and tensor.producer not in scores:
+        for tensor in operator.given:
+            if tensor.elements > 1 and tensor.producer not in scores:
                 return tensor
     return None
 
@@ -157,7 +157,7 @@ def _maps(operator: Operator, tensor: Tensor, allowed: frozenset[str]) -> bool:
         return tensor in KINDS[operator.name].data_operands(operator.inputs)[:1]
     if operator.name not in ELEMENTWISE:
         return False
-    return all(other is None or other is tensor or other.elements == 1 for other in operator.inputs)
+    return all(other is tensor or other.elements == 1 for other in operator.given)
 
 
 def tail_of(products: ValueProducts) -> list[Tensor]:

@@ -1,6 +1,6 @@
 """The new operators of one rewrite, built in order and not yet attached to a graph.
 
-What they are made for: docs/head-axis.md, "From labels to a graph".
+Their purpose is explained in docs/head-axis.md, "From labels to a graph".
 """
 
 from collections import Counter
@@ -9,7 +9,7 @@ from itertools import chain
 
 import numpy as np
 
-from edge_opt.base.words import name_below
+from edge_opt.base.words import UniqueNames, name_below
 from edge_opt.ir import Constants, DType, Model, Operator, Quantization, Shape, Tensor
 from edge_opt.ir.refusal import RefusedError, Why
 from edge_opt.ir.walk import needed_for
@@ -27,7 +27,7 @@ class Assembly:
         self._reshaped_from: dict[Tensor, Tensor] = {}
         self._reshapes: dict[tuple[Tensor, Shape], Tensor] = {}
         self._again: dict[tuple[object, ...], tuple[Tensor, ...]] = {}
-        self._names: set[str] = set()
+        self._names = UniqueNames()
 
     def finished(self, *outputs: Tensor) -> list[Operator]:
         """The operators that the outputs need, in execution order."""
@@ -43,19 +43,9 @@ class Assembly:
         """
         own = quantization or like.quantization
         if own is not None and own.is_per_axis and shape != like.shape:
-            raise RefusedError(
-                Why.QUANTIZATION,
-                "a tensor with several scales cannot be cut or reshaped",
-                None,
-                like,
-            )
-        unique = name
-        count = 1
-        while unique in self._names:
-            count += 1
-            unique = f"{name}_{count}"
-        self._names.add(unique)
-        return Tensor(unique, shape, like.dtype, quantization=own)
+            text = "a tensor with several scales cannot be cut or reshaped"
+            raise RefusedError(Why.QUANTIZATION, text, tensor=like)
+        return Tensor(self._names.unique(name), shape, like.dtype, quantization=own)
 
     def emit(
         self, name: str, inputs: Sequence[Tensor], *outputs: Tensor, **options: object
@@ -163,11 +153,9 @@ def _without_transposes(product: Operator, made: Mapping[Tensor, Operator]) -> O
         if turned[side] and maker is not None and _exchanges_last_two(maker):
             sides[side] = maker.input(0)
             turned[side] = False
-    return (
-        product
-        if sides == list(product.inputs)
-        else _product(product, sides, turned, product.output)
-    )
+    if sides == list(product.inputs):
+        return product
+    return _product(product, sides, turned, product.output)
 
 
 def _exchanges_last_two(operator: Operator) -> bool:

@@ -108,12 +108,12 @@ def on_axes(moved: AxisMap, axes: Axes) -> Axes:
     return frozenset().union(*map(moved.__getitem__, axes))
 
 
-def has_known_axes(operator: Operator, inputs: Sequence[Tensor | None] | None = None) -> bool:
+def has_known_axes(operator: Operator, inputs: Sequence[Tensor] | None = None) -> bool:
     """True if all sizes of the operands (or of these inputs) and results are recorded and follow from each other."""
     if operator.shape_error:
         return False
-    tensors = (*(operator.inputs if inputs is None else inputs), *operator.outputs)
-    return all(tensor is None or (tensor.has_rank and not tensor.is_dynamic) for tensor in tensors)
+    read = operator.given if inputs is None else inputs
+    return all(tensor.has_rank and not tensor.is_dynamic for tensor in (*read, *operator.outputs))
 
 
 def moved_axes(operator: Operator, tensor: Tensor) -> AxisMap | None:
@@ -140,11 +140,9 @@ def _broadcast(operator: Operator, tensor: Tensor) -> AxisMap:
 
 
 def _kept(operator: Operator, tensor: Tensor) -> AxisMap | None:
-    return (
-        None
-        if len(operator.outputs[0].shape) != len(tensor.shape)
-        else _broadcast(operator, tensor)
-    )
+    if len(operator.outputs[0].shape) != len(tensor.shape):
+        return None
+    return _broadcast(operator, tensor)
 
 
 def _convolved(operator: Operator, tensor: Tensor) -> AxisMap:

@@ -114,15 +114,9 @@ def row_tiles(block: Block, count: int) -> Block:
         RefusedError: the rows cannot be followed to the logits, or there are too many tiles.
     """
     if count * block.heads > _MOST_PIECES:
+        text = f"more than {_MOST_PIECES:,} tiles are not made"
         found = f"{count * block.heads:,}"
-        raise RefusedError(
-            Why.LIMIT,
-            f"more than {_MOST_PIECES:,} tiles are not made",
-            block.softmax,
-            None,
-            "",
-            found,
-        )
+        raise RefusedError(Why.LIMIT, text, block.softmax, actual=found)
     refusal = RefusedError(
         Why.HEADS, "no axis of the result is the queries' sequence", block.softmax, block.output
     )

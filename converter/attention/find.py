@@ -1,6 +1,6 @@
 """Finds attention blocks and the layout of their heads. Never changes a graph.
 
-A block stands at its SOFTMAX or, without one, at the operator that makes what weighs the values. The search goes from
+A block is found at its SOFTMAX or, without one, at the operator that computes the values' weights. The search goes from
 there to the products around it (`around`), finds the heads in the result (`heads`), and follows them back along the
 head label to the products of queries and keys (`labels`). Each pair of products (`pairs`) is in a block, or in a match
 with the reason why not. The head axis is explained in docs/head-axis.md.
@@ -27,10 +27,10 @@ from edge_opt.attention.labelled import Labelled
 from edge_opt.attention.labels import DEEPEST, OperandFactors, Trace, trace_heads
 from edge_opt.attention.pairs import Pair, pairs_among
 from edge_opt.attention.rules import MOVEMENT, is_product
-from edge_opt.ir import Operator, Subgraph, Tensor
+from edge_opt.ir import Operator, Subgraph
 from edge_opt.ir.operators import KINDS, Effect, operators_that
 from edge_opt.ir.refusal import RefusedError, Why
-from edge_opt.ir.walk import chain_up, producers, walked
+from edge_opt.ir.walk import producers, walked
 from edge_opt.shapes.inference import doubted
 
 MOST_HEADS = 1024
@@ -58,7 +58,7 @@ def find_blocks(subgraph: Subgraph) -> Iterator[Match]:
 
 
 def _matches(subgraph: Subgraph, pairs: Sequence[Pair]) -> dict[Operator, Match]:
-    """The matches of SOFTMAXes, and of other operators whose results weigh values, by operator."""
+    """The matches of SOFTMAXes, and of other operators that compute the weights of values, by operator."""
     operands = OperandFactors()
     softmaxes = [operator for operator in subgraph.operators if operator.code.name in SOFTMAXES]
     anchors = {*softmaxes, *_weights_without_softmax(pairs, softmaxes)}
@@ -134,7 +134,7 @@ def _block(search: HeadSearch) -> Block:
         trace = Trace()
     elif merged.pieces > MOST_HEADS:
         text = f"more than {MOST_HEADS:,} heads are not split"
-        raise RefusedError(Why.LIMIT, text, softmax, None, "", f"{merged.pieces:,}")
+        raise RefusedError(Why.LIMIT, text, softmax, actual=f"{merged.pieces:,}")
     else:
         trace = trace_heads(merged, search.values, search.operands)
     if trace.refusal is not None and not trace.logits.keys() >= {*search.scores}:
@@ -186,27 +186,27 @@ def _indices(sources: Iterable[Factored], head: int) -> tuple[int, ...]:
 def _weights_without_softmax(
     pairs: Iterable[Pair], softmaxes: Iterable[Operator]
 ) -> Iterator[Operator]:
-    """The operators that make what weighs values without a SOFTMAX, such as the LOGISTIC or DIV above a value product.
+    """Operators other than a SOFTMAX that compute the weights of values, such as a LOGISTIC before a value product.
 
-    Without a computation between two products, and for single matrices without one that is not linear, as in the two
-    products of an adapter, nothing is weighed.
+    Nothing is weighed if there is no computation between two products or, for single matrices, only a linear one, as
+    between the two products of an adapter.
     """
     assigned: set[Operator] = set()
     for softmax in softmaxes:
         assigned |= products_around(softmax)
     weighing: dict[Operator, dict[Operator, list[Operator]]] = {}
     for pair in pairs:
-        if pair.mixed is not None or any(
-            end.is_sum or end.operator in assigned for end in pair.products
-        ):
+        if pair.mixed is not None:
+            continue
+        if any(end.is_sum or end.operator in assigned for end in pair.products):
             continue
         values = pair.second.operator
         if values not in weighing:
             weighing[values] = _computations_above(values)
         for weights, above in weighing[values].items():
-            if pair.first.operator in above and (
-                pair.first.several or not all(map(_is_linear, above))
-            ):
+            if pair.first.operator not in above:
+                continue
+            if pair.first.several or not all(map(_is_linear, above)):
                 assigned.update(end.operator for end in pair.products)
                 yield weights
 
@@ -221,14 +221,12 @@ def _computations_above(values: Operator) -> dict[Operator, list[Operator]]:
     return found
 
 
-def _last_computation(operator: Operator) -> Operator | None:
+def _last_computation(operator: Operator | None) -> Operator | None:
     """The operator, or the nearest one above that does more than move, cut or repeat; None for a graph input."""
-    above = chain_up(operator.outputs[0], _moved_operand)
-    return next((one for one in above if one.name not in _MOVING), None)
-
-
-def _moved_operand(operator: Operator) -> Tensor:
-    return KINDS[operator.name].data_operands(operator.inputs)[0]
+    while operator is not None and operator.name in _MOVING:
+        moved = KINDS[operator.name].data_operands(operator.inputs)[0]
+        operator = moved.producer
+    return operator
 
 
 def _is_linear(operator: Operator) -> bool:

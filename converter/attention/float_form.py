@@ -52,8 +52,8 @@ class FloatForm:
     def runs(self, count: int) -> Iterator[Run]:
         """Evaluate at positions 0 to `count` - 1, many runs at a time."""
         size = self.position.elements
-        read = chain.from_iterable(operator.inputs for operator in self.operators)
-        constants = {tensor for tensor in read if tensor is not None and tensor.is_constant}
+        read = chain.from_iterable(operator.given for operator in self.operators)
+        constants = {tensor for tensor in read if tensor.is_constant}
         starts = np.arange(0, count, size)
         for first in np.array_split(starts, -(-count // max(size, _AT_ONCE))):
             run = Run(first, {})
@@ -70,7 +70,7 @@ class FloatForm:
 
 def _computed(operator: Operator, run: Run) -> Array:
     shape = (*operator.output.shape, run.first.size)
-    values = [run.arrays[tensor] for tensor in operator.inputs if tensor is not None]
+    values = [run.arrays[tensor] for tensor in operator.given]
     with np.errstate(all="ignore"):
         result = COMPUTES[operator.name](operator, shape, *values)
     return np.asarray(result, operator.output.dtype.numpy)

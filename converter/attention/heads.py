@@ -5,8 +5,8 @@
       -> TRANSPOSE [1,T,(K)(G),H]          unmerged: the axis left of H has the heads, N = K*G
       -> RESHAPE   [1,T,(K)(G)(H)]         merged: so have the digits left of H in the last axis
 
-What stands left of the head size H is taken for heads, followed up to the value product, and believed if it stands
-there as heads do: on batch axes, then in the outer part of the rows. See docs/head-axis.md.
+The part left of the head size H is assumed to be heads, and followed up to the value product. These are heads
+if they lie there as heads do: on batch axes, then in the outer part of the rows. See docs/head-axis.md.
 """
 
 import math
@@ -100,7 +100,7 @@ class HeadSearch:
         batch axes that do not lie in the outermost axis are more heads.
         """
         size = self._head_size
-        # The batch, the digits and the steps of the head size are counted by one number, so none can be mistaken.
+        # The batch, the digits and the steps of the head size are numbered together, so none is mistaken for another.
         factored = _beside(tensor, Factor(count, size), Factor(size, 1), merged=merged)
         if factored[0] == (Factor(tensor.shape[0]),):
             factored = ((Factor(tensor.shape[0], count * size),), *factored[1:])
@@ -125,7 +125,7 @@ class HeadSearch:
 
         Heads lie beside the head size in the queries, too, or have an axis of size 1 for the sequence.
         """
-        for of in self._queries(self._of_rows(*rows)):
+        for of in self._sources(self._above_queries(self._of_rows(*rows))):
             place = fx.labelled_axes(of.factored)[0]
             if fx.only_labels(of.factored[place]) and 1 not in of.tensor.shape[1:]:
                 raise of.refusal("rows of the value product may be the sequence, or heads")
@@ -209,10 +209,6 @@ class HeadSearch:
         """The value product's result with labels on its rows."""
         return Labelled(self._product, fx.labelled_axis(self._product.shape, self._rows, *rows))
 
-    def _queries(self, rows: Labelled) -> Iterator[Labelled]:
-        """The tensors that queries come from, with the layout of these rows of the value product."""
-        return self._sources(self._above_queries(rows))
-
     def _sources(self, above: Iterable[Labelled]) -> Iterator[Labelled]:
         """Those of the tensors above the scores at which the walk ends, without constants and products."""
         for of in above:
@@ -265,7 +261,7 @@ def _repeats(of: Labelled) -> bool:
 def _own_matrices(product: Operator, tensor: Tensor) -> Factored:
     """The layout of a product's operand with labels on batch axes on which the other operand has several steps, too."""
     factored = fx.plain(tensor.shape)
-    others = [other for other in product.inputs if other is not None and other is not tensor]
+    others = [other for other in product.given if other is not tensor]
     if product.name != "BATCH_MATMUL" or not others:
         return factored
     axes = list(factored)

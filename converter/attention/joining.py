@@ -34,9 +34,8 @@ def join_heads(
     for place in reversed(places):
         factor = factors[place]
         front = fx.axis_size(before for before in factors[:place] if not before.stride)
-        groups: dict[
-            int, list[Tensor]
-        ] = {}  # the pieces that differ only in this digit of the head
+        # The pieces that differ only in this digit of the head.
+        groups: dict[int, list[Tensor]] = {}
         for head in sorted(tensors):
             first = head - factor.digit(head) * factor.stride
             groups.setdefault(first, []).append(tensors[head])

@@ -68,13 +68,11 @@ class Labelled(NamedTuple):
         axis = own.dimension
         is_along_axis = self.tensor.shape[axis : axis + 1] == (len(own.scale),)
         if own.is_blockwise or not self.tensor.has_numbers or not is_along_axis:
-            raise RefusedError(
-                Why.QUANTIZATION, "a tensor with several scales cannot be cut", None, self.tensor
-            )
+            text = "a tensor with several scales cannot be cut"
+            raise RefusedError(Why.QUANTIZATION, text, tensor=self.tensor)
         if fx.tells_heads(self.factored[axis]):
-            raise RefusedError(
-                Why.QUANTIZATION, "the heads lie on the axis of the scales", None, self.tensor
-            )
+            text = "the heads lie on the axis of the scales"
+            raise RefusedError(Why.QUANTIZATION, text, tensor=self.tensor)
         return own.along(fx.piece_axes(self.factored, keep=self.keep).index(axis))
 
 

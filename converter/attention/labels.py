@@ -44,7 +44,7 @@ class OperandFactors:
         # The key includes the operator, since a rewrite may define the same tensor by another one.
         self._found: dict[tuple[Operator, Labelled], _Found] = {}
         self.clear: set[Labelled] = set()
-        """Rows that a search followed to all their ends without ambiguity, so that the next one need not."""
+        """Rows that a search has followed to all their ends without ambiguity; later searches skip them."""
 
     def above(self, of: Labelled) -> Operands:
         """The operands that carry data, by index; none for an input, or if the label cannot be followed."""
@@ -69,7 +69,7 @@ class OperandFactors:
         operator = of.operator
         if operator.shape_error:
             raise RefusedError(Why.INVALID_MODEL, "the recorded shapes are inconsistent", operator)
-        if any(tensor and (tensor.is_dynamic or not tensor.has_rank) for tensor in operator.inputs):
+        if any(tensor.is_dynamic or not tensor.has_rank for tensor in operator.given):
             raise RefusedError(
                 Why.OPEN_LENGTHS,
                 "a dimension is known only at run time",

@@ -153,10 +153,9 @@ def _sum_of_products(operator: Operator) -> Product | None:
 def _repeated_shape(tensor: Tensor, rank: int) -> Shape:
     """The shape of a factor with `rank` axes, before a BROADCAST_TO or TILE."""
     maker = tensor.producer
-    source = (
-        maker.input(0) if maker is not None and maker.name in ("BROADCAST_TO", "TILE") else tensor
-    )
-    return (1,) * (rank - len(source.shape)) + source.shape
+    if maker is not None and maker.name in ("BROADCAST_TO", "TILE"):
+        tensor = maker.input(0)
+    return (1,) * (rank - len(tensor.shape)) + tensor.shape
 
 
 def pairs_among(operators: Iterable[Operator]) -> Iterator[Pair]:

@@ -154,12 +154,11 @@ class Plan:
         """A tensor and those above it, through rearrangements and scalings, while nothing else reads them."""
         chain = [of]
         while len(chain) < DEEPEST and not read_outside(self.subgraph, of.tensor, readers):
-            carriers = [
-                operand for operand in self.operands.above(of).values() if operand.pieces > 1
-            ]
-            if len(carriers) != 1 or (
-                of.operator.name not in MOVEMENT and not _scales(of.operator)
-            ):
+            operands = self.operands.above(of).values()
+            carriers = [operand for operand in operands if operand.pieces > 1]
+            if len(carriers) != 1:
+                break
+            if of.operator.name not in MOVEMENT and not _scales(of.operator):
                 break
             readers = {of.operator}
             of = carriers[0]
@@ -188,7 +187,7 @@ def _scales(operator: Operator) -> bool:
     """True for a multiplication or division of a whole tensor and a scalar."""
     if operator.name not in ("MUL", "DIV"):
         return False
-    whole = [tensor for tensor in operator.inputs if tensor is not None and not _is_scalar(tensor)]
+    whole = [tensor for tensor in operator.given if not _is_scalar(tensor)]
     return len(whole) == 1 and whole[0].shape == operator.output.shape
 
 

@@ -55,8 +55,8 @@ class Rotary:
         """True if the float model's constants replace all quantized ones."""
         if not self.exact:
             return False
-        read = chain.from_iterable(operator.inputs for operator in self.operators)
-        quantized = {tensor for tensor in read if tensor and tensor.is_constant and is_code(tensor)}
+        read = chain.from_iterable(operator.given for operator in self.operators)
+        quantized = {tensor for tensor in read if tensor.is_constant and is_code(tensor)}
         return self.exact.keys() >= quantized
 
     @property
@@ -76,7 +76,7 @@ class Rotary:
         Raises:
             RefusedError: an entry depends on several positions, or they have no axis of their own.
         """
-        assert self.form is not None
+        assert self.form is not None  # raises if an operator is not supported
         count = self.position.elements
         shape = self.result.shape
         if count == 1 and 1 in shape:
@@ -212,9 +212,7 @@ def _above(operator: Operator, above: Mapping[Tensor, _Above]) -> _Above:
     sources: dict[Tensor, None] = {}
     through_codes = any(map(is_code, operator.outputs))
     steps = 1
-    for tensor in operator.inputs:
-        if tensor is None or tensor.is_constant:
-            continue
+    for tensor in operator.computed:
         own = above.get(tensor, _Above((tensor,)))
         sources.update(dict.fromkeys(own.sources))
         through_codes |= own.through_codes
@@ -229,7 +227,7 @@ def _following(graph: Subgraph, operator: Operator) -> Iterator[Operator]:
         reader = only_reader(graph, result)
         if reader is None or not can_compute(reader):
             return
-        if any(other and other is not result and not other.is_constant for other in reader.inputs):
+        if any(other is not result for other in reader.computed):
             return
         operator = reader
         yield operator

@@ -5,7 +5,7 @@ Operators that only join or repeat tensors for the heads are dropped. docs/head-
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import dropwhile
 
 import numpy as np
@@ -91,10 +91,11 @@ def _aligned(of: Labelled) -> dict[int, Places]:
             operator,
             operator.input(0),
         )
-    given = enumerate(operator.inputs)
-    return {
-        index: aligned(tensor, len(of.factored)) for index, tensor in given if tensor is not None
-    }
+    places: dict[int, Places] = {}
+    for index, tensor in enumerate(operator.inputs):
+        if tensor is not None:
+            places[index] = aligned(tensor, len(of.factored))
+    return places
 
 
 def _of_product(of: Labelled) -> dict[int, Places]:
@@ -257,7 +258,7 @@ class Joining(Rule):
         """The joined axis, cut into the parts; None if it has no label or the parts are not the heads."""
         parts = of.operator.inputs
         whole = of.factored[self._axis(of)]
-        if not fx.tells_heads(whole) or not _are_alike(parts):
+        if not fx.tells_heads(whole) or len({part.shape for part in of.operator.given}) != 1:
             return None
         cut = fx.cut_axis(whole, len(parts))
         if cut is None or not fx.only_labels(cut.outer):
@@ -269,11 +270,6 @@ class Joining(Rule):
     def passed_on(self, of: Labelled, head: int) -> int | None:
         cut = self._cut(of)
         return None if cut is None else fx.mixed_index(cut.outer, head)
-
-
-def _are_alike(parts: Iterable[Tensor | None]) -> bool:
-    """True if all parts have the same shape."""
-    return len({part.shape for part in parts if part is not None}) == 1
 
 
 class Broadcast(Rule):
@@ -304,16 +300,14 @@ class Broadcast(Rule):
     def made(self, one: OneHead) -> Tensor:
         source = one.full(0)
         shape = one.of.full_shape
-        steering = (
-            shape
-            if one.of.operator.name == "BROADCAST_TO"
-            else np.floor_divide(shape, source.shape)
-        )
+        steering: object = shape
+        if one.of.operator.name == "TILE":
+            steering = np.floor_divide(shape, source.shape)
         return one.clone({0: source, 1: one.integers("shape", steering)}, shape)
 
 
 class FullyConnected(Rule):
-    """With computed weights a product of two activations: `[.., C] x [M, C]^T -> [.., M]`, or `[rows, M]`.
+    """A product of two activations if the weights are computed: `[.., C] x [M, C]^T -> [.., M]`, or `[rows, M]`.
 
     Rows keep their labels, and so do columns, which are the weights' rows. Constant weights are a projection, which
     sums what it reads: there a block ends.

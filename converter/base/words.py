@@ -62,6 +62,24 @@ def numbered(names: Sequence[str]) -> list[str]:
     return [name if name and counts[name] == 1 else f"{name}#{n}" for n, name in enumerate(names)]
 
 
+class UniqueNames:
+    """Tells names apart: a name that is `taken` gets a number, from 2 on, after a mark."""
+
+    def __init__(self, taken: Iterable[str] = (), mark: str = "_") -> None:
+        self._taken = set(taken)
+        self._mark = mark
+        self._counts = Counter[str]()  # by name, the numbers that are taken
+
+    def unique(self, name: str) -> str:
+        """The name, or the name with its first free number; it is taken from now on."""
+        found = name
+        while found in self._taken:
+            self._counts[name] += 1
+            found = f"{name}{self._mark}{self._counts[name] + 1}"
+        self._taken.add(found)
+        return found
+
+
 def listed(texts: Iterable[str], most: int = 6) -> str:
     """The first few texts, and the number of the others: 'a, b and 3 more'."""
     every = list(texts)

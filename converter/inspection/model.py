@@ -20,6 +20,7 @@ from edge_opt.ir.composites import COMPOSITE, Composite, composites
 from edge_opt.ir.opening import ModelLike, Opened, is_compiled, readable, weights_outside
 from edge_opt.passes import PASSES, Context, Status, Verdict, run_pass
 from edge_opt.passes.inline_composites import InlineComposites
+from edge_opt.shapes.dimension import size_text
 from edge_opt.shapes.inference import ShapeReport, shape_report
 from edge_opt.soundness import Unsound
 from edge_opt.targets import Finding, TargetLike, lint, load_target
@@ -41,14 +42,10 @@ class AttentionBlock(Record):
     softmax: str
 
     def __str__(self) -> str:
-        keys = " + ".join(map(_length, self.key_lengths))
-        sizes = f"N={self.heads} K={self.kv_heads} H={self.head_size} T={_length(self.query_length)}, {keys} keys"
+        keys = " + ".join(map(size_text, self.key_lengths))
+        sizes = f"N={self.heads} K={self.kv_heads} H={self.head_size} T={size_text(self.query_length)}, {keys} keys"
         mask = f"mask {shortened(self.mask)}" if self.mask else "no mask"
         return f"{self.form}: {sizes}, {mask}"
-
-
-def _length(size: int) -> str:
-    return "?" if size < 0 else str(size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,21 +226,18 @@ def _mask(softmax: Operator, arguments: Mapping[Tensor, str]) -> str | None:
     mask = find_mask(softmax)
     if mask is None:
         return None
-    tensor = mask
-    while tensor.producer is not None:
-        sources = {one for one in tensor.producer.inputs if one is not None and not one.is_constant}
-        if len(sources) != 1:
+    source = mask
+    while source.producer is not None:
+        above = set(source.producer.computed)
+        if len(above) != 1:
             break
-        (tensor,) = sources
-    return arguments.get(tensor, mask.name)
+        source = above.pop()
+    return arguments.get(source, mask.name)
 
 
 def _with_open_composites(model: Model) -> Model:
     """Inline composites as a conversion does: a matmul's composite may exclude operators that fold heads into rows."""
-    names: set[str] = set()
-    for graph in model.subgraphs:
-        names |= {operator.name for operator in graph.operators}
-    if COMPOSITE not in names:
+    if all(operator.name != COMPOSITE for operator in model.operators()):
         return model
     model = deepcopy(model)
     target = load_target("generic")

@@ -40,7 +40,7 @@ class Example:
         hidden = _hidden(operators)
         drawing = _Drawing(self.name)
         for place, operator in enumerate(operators):
-            sources = [tensor for tensor in operator.inputs if tensor and not tensor.is_constant]
+            sources = operator.computed
             if place not in range(hidden.start, hidden.stop):
                 drawing.draw(composite_name(operator) or operator.name, sources)
             elif place == hidden.start:  # inputs of all heads are drawn at the first one
@@ -95,9 +95,8 @@ def find_example(result: ConversionResult) -> Example | None:
     makers: dict[Tensor, Operator] = {}
     for operator in chain.from_iterable(site.replaced for site in result.converted):
         for tensor in operator.outputs:
-            makers.setdefault(
-                tensor, operator
-            )  # one that several rewrites redefined belongs to the first
+            # A tensor that several rewrites redefined belongs to the first.
+            makers.setdefault(tensor, operator)
     numbers = count()
     names: dict[Tensor, str] = defaultdict(lambda: f"%{next(numbers)}")
     for signature in [] if result.model is None else result.model.signatures:

@@ -16,7 +16,7 @@ from importlib import resources
 from importlib.metadata import version
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import Any, NamedTuple
 
 from edge_opt.base.atomic import AnyPath, resolve_target, write_whole
 from edge_opt.base.errors import UsageError
@@ -47,29 +47,36 @@ Part = str | Table | Example
 """A sentence, a table, or a block before and after."""
 
 
+class Gain(NamedTuple):
+    """NPU estimates before and after, as a title and a table, with a note on their limits."""
+
+    title: str
+    rows: Table
+    note: str
+
+
 @dataclass(frozen=True, slots=True)
 class Report(Record):
     """Report of a conversion; `lint` has (severity, sentence) pairs about the result.
 
-    `origin`: date, versions, and digests of the files, by name. `gain`: NPU estimates, as title, table and note. A
-    pickled report has no example.
+    `origin`: date, versions, and digests of the files, by name. `gain`: NPU estimates of `draw_gain`, as title, rows
+    and note. A pickled report has no example.
     """
 
     result: ConversionResult
     example: Example | None = None
     lint: Sequence[tuple[str, str]] = ()
     origin: Mapping[str, str] = field(default_factory=dict)
-    gain: tuple[str, Table, str] | None = None
+    gain: Gain | None = None
 
     _only_here = ("example",)
 
     @property
     def summary(self) -> str:
         """The headline, and why nothing was written, if so."""
+        outcome = headline(self.result)
         failure = self.result.failure
-        return " ".join(
-            [headline(self.result), *([] if failure is None else [f"Refused: {failure}."])]
-        )
+        return outcome if failure is None else f"{outcome} Refused: {failure}."
 
     def sections(self) -> Iterator[tuple[str, Part]]:
         """Sections of the Markdown and HTML formats, in order."""
@@ -77,9 +84,8 @@ class Report(Record):
         heads = ("site", "heads", "verdict", "reason, or result of verification")
         sites: Table = [*map(_site_row, result.sites)]
         if self.gain is not None:
-            title, rows, note = self.gain
-            yield title, [*rows]
-            yield "Limits of the estimates", note
+            yield self.gain.title, self.gain.rows
+            yield "Limits of the estimates", self.gain.note
         yield "Signatures", entry_points(result)
         yield "Sites", [heads, *sites] if sites else "No pass applies to this model."
         if result.whole:
@@ -154,9 +160,9 @@ def conversion_report(
     result: ConversionResult,
     *,
     target: TargetLike | None = None,
-    gain: tuple[str, Table, str] | None = None,
+    gain: Gain | None = None,
 ) -> Report:
-    """The report of a conversion, with findings for `target` (as for `convert`), and estimates (see `Report.gain`).
+    """The report of a conversion, with findings for `target` (as for `convert`), and estimates.
 
     Raises:
         UsageError: the target is unknown.

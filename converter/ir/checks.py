@@ -28,7 +28,8 @@ def check_model(subgraphs: Sequence[Subgraph], signatures: Sequence[Signature]) 
         place = f"subgraph '{graph.name or f'#{index}'}'"
         tensors = dict.fromkeys([*graph.tensors, *used_tensors(graph)])
         for position, tensor in enumerate(tensors):
-            if (reason := _wrong_tensor(tensor)) is not None:
+            reason = _wrong_tensor(tensor)
+            if reason is not None:
                 raise ModelFormatError(f"{place}, tensor {position} '{tensor.name}': {reason}")
         defined = _check_operators(graph, place)
         held[graph] = {tensor: _is_defined(tensor, defined) for tensor in tensors}
@@ -60,8 +61,9 @@ def _check_outputs(
 
 def _is_defined(tensor: Tensor, defined: set[Tensor]) -> bool:
     # TFLite, tools/verifier.cc, VerifySubGraphConsistency; a tensor without elements needs no bytes.
-    alone = tensor.is_constant or tensor.is_outside or tensor.is_variable or not tensor.elements
-    return tensor in defined or alone
+    if tensor in defined or tensor.is_constant or tensor.is_outside or tensor.is_variable:
+        return True
+    return not tensor.elements
 
 
 def _check_operators(graph: Subgraph, place: str) -> set[Tensor]:
@@ -69,12 +71,10 @@ def _check_operators(graph: Subgraph, place: str) -> set[Tensor]:
     defined = set(graph.inputs)
     for position, operator in enumerate(graph.operators):
         where = f"{place}, operator {position} ({operator.code.name})"
-        for tensor in operator.inputs:
+        for tensor in operator.given:
             # An input of a custom operator that is never defined is scratch memory.
-            is_scratch = (
-                operator.code.name == "CUSTOM" and tensor is not None and tensor.producer is None
-            )
-            if not (tensor is None or is_scratch or _is_defined(tensor, defined)):
+            is_scratch = operator.code.name == "CUSTOM" and tensor.producer is None
+            if not is_scratch and not _is_defined(tensor, defined):
                 why = "a cycle, wrong order, or no producer"
                 raise ModelFormatError(
                     f"{where}: reads '{tensor.name}' before it is defined ({why})"

@@ -5,11 +5,13 @@ Anything unused before a rewrite stays.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
 from dataclasses import replace
-from typing import Final
+from itertools import chain
+from typing import Final, TypeVar
 
 from edge_opt.base.errors import UsageError
+from edge_opt.base.words import UniqueNames
 from edge_opt.ir.graph import Buffer, OperatorCode, Subgraph, Tensor, used_tensors
 from edge_opt.ir.model import Model, deprecated_code
 from edge_opt.ir.walk import called_by, renumbered
@@ -19,6 +21,7 @@ CONTROL_EDGES: Final = "model_control_dependencies"
 """The metadata entry with execution-order constraints between a subgraph's operators."""
 
 Part = Tensor | Buffer | Subgraph
+_Part = TypeVar("_Part", Tensor, Buffer, Subgraph)
 
 
 def parts_in_use(model: Model) -> set[Part]:
@@ -27,18 +30,19 @@ def parts_in_use(model: Model) -> set[Part]:
     for graph in model.subgraphs:
         parts.update(used_tensors(graph))
     for signature in model.signatures:
-        parts.update((*signature.inputs.values(), *signature.outputs.values()))
-    tensors = (tensor for graph in model.subgraphs for tensor in graph.tensors if tensor in parts)
-    buffers = {*(tensor.buffer for tensor in tensors if tensor.buffer), *model.metadata_buffers}
-    return parts.union(buffers, (entry.buffer for entry in model.metadata))
+        parts.update(signature.inputs.values(), signature.outputs.values())
+    for tensor in model.tensors():
+        if tensor in parts and tensor.buffer is not None:
+            parts.add(tensor.buffer)
+    return parts.union(model.metadata_buffers, (entry.buffer for entry in model.metadata))
 
 
 def called(model: Model, roots: Iterable[Subgraph] = ()) -> set[Subgraph]:
     """The given subgraphs (by default the entry points) and those that they call, directly or indirectly."""
-    graphs = {*roots} or {*model.subgraphs[:1], *(graph for _, graph in model.entry_points())}
-    return graphs.union(
-        called_by((op for graph in graphs for op in graph.operators), model.subgraphs)
-    )
+    graphs = {*roots}
+    if not graphs:
+        graphs.update(model.subgraphs[:1], (graph for _, graph in model.entry_points()))
+    return graphs.union(called_by(chain.from_iterable(graphs), model.subgraphs))
 
 
 def remove_unused(model: Model, before: Collection[Part]) -> None:
@@ -46,23 +50,23 @@ def remove_unused(model: Model, before: Collection[Part]) -> None:
 
     Some readers reject a model that merely lists an unknown operator.
     """
-    needed = called(model)
-    _renumber(model, [graph for graph in model.subgraphs if graph in needed or graph not in before])
+    _renumber(model, _kept(model.subgraphs, called(model), before))
     now = parts_in_use(model)
     for graph in model.subgraphs:
         # Scales of blockwise weights are referenced by index, so indices must not change.
         if not any(tensor.is_blockwise for tensor in graph.tensors):
-            graph.tensors = [
-                tensor for tensor in graph.tensors if tensor in now or tensor not in before
-            ]
-    held = now.union(
-        tensor.buffer for graph in model.subgraphs for tensor in graph.tensors if tensor.buffer
-    )
-    model.buffers[1:] = [
-        buffer for buffer in model.buffers[1:] if buffer in held or buffer not in before
-    ]
-    codes = {operator.code for graph in model.subgraphs for operator in graph.operators}
+            graph.tensors = _kept(graph.tensors, now, before)
+    held = {*now, *(tensor.buffer for tensor in model.tensors())}
+    model.buffers[1:] = _kept(model.buffers[1:], held, before)
+    codes = {operator.code for operator in model.operators()}
     model.operator_codes = [code for code in model.operator_codes if code in codes]
+
+
+def _kept(
+    parts: Iterable[_Part], needed: Container[object], before: Collection[Part]
+) -> list[_Part]:
+    """The parts that are needed, or were not in use before."""
+    return [part for part in parts if part in needed or part not in before]
 
 
 def remove_uncalled(model: Model, listed: int) -> None:
@@ -81,7 +85,7 @@ def _renumber(model: Model, kept: list[Subgraph]) -> None:
     index = {graph: place for place, graph in enumerate(model.subgraphs)}
     places = {index[graph]: place for place, graph in enumerate(kept)}
     model.subgraphs[:] = kept
-    for operator in (operator for graph in kept for operator in graph.operators):
+    for operator in model.operators():
         operator.options = renumbered(operator.options, places)
 
 
@@ -91,16 +95,10 @@ def name_apart(model: Model, old: Sequence[Tensor]) -> None:
     ai-edge-quantizer identifies tensors by name alone, across subgraphs, and rejects models with repeated names.
     """
     kept = set(old)
-    taken = {tensor.name for tensor in old}
-    counts: dict[str, int] = {}  # by name, up to which all numbers are taken
-    for tensor in (
-        tensor for graph in model.subgraphs for tensor in graph.tensors if tensor not in kept
-    ):
-        name = tensor.name
-        while tensor.name in taken:
-            counts[name] = counts.get(name, 1) + 1
-            tensor.name = f"{name}_{counts[name]}"
-        taken.add(tensor.name)
+    names = UniqueNames(tensor.name for tensor in old)
+    for tensor in model.tensors():
+        if tensor not in kept:
+            tensor.name = names.unique(tensor.name)
 
 
 def external_weights(model: Model) -> list[Buffer]:
@@ -122,8 +120,8 @@ def take_weights_inside(model: Model) -> bool:
     """Store all weights inside the flatbuffer, as long as it stays under 2 GB; return True if any was outside."""
     outside = external_weights(model)
     for buffer in outside:
-        if (data := buffer.data) is not None:
-            buffer.data = Data(data.source, data.offset, data.length, external=False)
+        assert buffer.data is not None
+        buffer.data = Data(*buffer.data.key, external=False)
     return bool(outside)
 
 

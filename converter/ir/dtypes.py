@@ -97,11 +97,9 @@ class Quantization:
         zero_point = table.get("zero_point")
         self.table = table
         self.scale: NDArray[np.float32] = np.empty(0, np.float32) if scale is None else scale
-        self.zero_point: NDArray[np.int64] = (
-            np.zeros(len(self.scale), np.int64)
-            if zero_point is None or not len(zero_point)
-            else zero_point
-        )
+        if zero_point is None or not len(zero_point):
+            zero_point = np.zeros(len(self.scale), np.int64)
+        self.zero_point: NDArray[np.int64] = zero_point
         self.dimension: int = table.get("quantized_dimension")
 
     @classmethod

@@ -8,9 +8,9 @@
       buffers[1:3].at: each [1024, 1152]
     }
 
-`place` says where the tensors or buffers of the text are in the file's list; two at one place are one. Then paths of
-schema.fbs have values: `none` is an absent field, `{}` a new table, `same` the same object as elsewhere, `base64` bytes
-or many numbers. `at` is a position in the flatbuffer, `after` one behind it; a copy keeps order and alignment of
+`place` says where the tensors or buffers of the text are in the file's list; those at one place become one. Then paths
+of schema.fbs have values: `none` is an absent field, `{}` a new table, `same` the same object as elsewhere, `base64`
+bytes or many numbers. `at` is a position in the flatbuffer, `after` one behind it; a copy keeps order and alignment of
 weights, which both depend on it. `digest` stands for bytes that are not in the text.
 """
 
@@ -34,7 +34,7 @@ MOST_BYTES: Final = 1 << 30
 
 _MOST_LISTED: Final = 64
 _STORED: Final = {"Buffer": "data", "Operator": "custom_options", "Model": "trailing"}
-# Names in the text of what a table does not have as a field.
+# Fields in the text that the tables do not have.
 _POSITIONS: Final = {
     name: FieldSpec("", name, -1, "uint64", None, "scalar", "uint64", "Q", 8)
     for name in ("at", "after")
@@ -71,21 +71,19 @@ def place_tensors(graph: Subgraph, places: Sequence[int], count: int) -> None:
 
 
 def place_buffers(model: Model, places: Sequence[int], count: int) -> None:
-    """The same for the buffers of a model."""
+    """Move the buffers of a model, as `place_tensors` moves tensors."""
     placed, kept = _placed(model.buffers, places, count)
-    for graph in model.subgraphs:
-        for tensor in graph.tensors:
-            if tensor.buffer is not None:
-                tensor.buffer = kept[tensor.buffer]
+    for tensor in model.tensors():
+        if tensor.buffer is not None:
+            tensor.buffer = kept[tensor.buffer]
     model.buffers = [Buffer() if one is None else one for one in placed]
 
 
 def place_codes(model: Model, places: Sequence[int], count: int) -> None:
-    """The same for the operator codes of a model."""
+    """Move the operator codes of a model, as `place_tensors` moves tensors."""
     placed, kept = _placed(model.operator_codes, places, count)
-    for graph in model.subgraphs:
-        for operator in graph.operators:
-            operator.code = kept[operator.code]
+    for operator in model.operators():
+        operator.code = kept[operator.code]
     # Equal codes are one, so each place without one gets a version that no code has.
     model.operator_codes = [
         OperatorCode(0, -1 - place) if one is None else one for place, one in enumerate(placed)
@@ -95,6 +93,7 @@ def place_codes(model: Model, places: Sequence[int], count: int) -> None:
 def _placed(
     items: Sequence[_Item], places: Sequence[int], count: int
 ) -> tuple[list[_Item | None], dict[_Item, _Item]]:
+    """A list of `count` with the items at these places, and for each item the first one at its place."""
     if len(places) != len(items):
         raise ValueError(f"{len(places)} places for {len(items)}")
     placed: list[_Item | None] = [None] * count
@@ -218,44 +217,46 @@ def _scalar(element: str, value: Any) -> Any:
 # Positions
 
 
+class _Placed(NamedTuple):
+    """Bytes with a position, behind the flatbuffer or in it."""
+
+    position: int
+    content: bytes
+    external: bool
+
+
 def lay_out_text(root: Table) -> None:
     """Give the bytes with `at` or `after` these positions; ValueError if they overlap or lie too far away."""
-    moved: dict[int, Data] = {}
-    placed: list[tuple[int, int, Any]] = []
+    placed: dict[int, _Placed] = {}
     for table in _storing(root):
         content = table.fields.get(_STORED[table.name])
         for name in _POSITIONS:
             position = table.fields.pop(name, None)
-            if isinstance(content, Omitted) or content is None or id(content) in moved:
+            if position is None or content is None or isinstance(content, Omitted):
                 continue
-            if position is not None:
-                moved[id(content)] = Data(b"", external=name == "after")
-                placed.append((position, len(placed), content))
-    placed.sort()
-    source = Source(_joined([(position, _bytes(content)) for position, _, content in placed]))
-    for position, _, content in placed:
-        moved[id(content)] = Data(
-            source, position, len(_bytes(content)), moved[id(content)].external
-        )
+            if id(content) not in placed:
+                placed[id(content)] = _Placed(position, _bytes(content), name == "after")
+    source = Source(_joined(sorted(placed.values(), key=lambda one: one.position)))
     for table in _storing(root):
         name = _STORED[table.name]
-        content = table.fields.get(name)
-        if id(content) in moved:
-            table.fields[name] = moved[id(content)]
+        own = placed.get(id(table.fields.get(name)))
+        if own is not None:
+            table.fields[name] = Data(source, own.position, len(own.content), own.external)
     root.trailing = root.fields.pop(_TRAILING.name, None)
 
 
-def _joined(placed: Sequence[tuple[int, bytes]]) -> bytes:
+def _joined(placed: Sequence[_Placed]) -> bytes:
     end = 0
-    for position, content in placed:
-        if position < end:
-            raise ValueError(f"bytes at {position} overlap those before them, which end at {end}")
-        end = position + len(content)
+    for one in placed:
+        if one.position < end:
+            place = f"bytes at {one.position} overlap those before them"
+            raise ValueError(f"{place}, which end at {end}")
+        end = one.position + len(one.content)
     if end > MOST_BYTES:
         raise ValueError(f"bytes at {end}, at most {MOST_BYTES} are read")
     joined = bytearray(end)
-    for position, content in placed:
-        joined[position : position + len(content)] = content
+    for one in placed:
+        joined[one.position : one.position + len(one.content)] = one.content
     return bytes(joined)
 
 
@@ -265,9 +266,9 @@ def _bytes(content: Any) -> bytes:
 
 def _storing(root: Table) -> Iterator[Table]:
     """The tables that may store bytes apart from the others."""
-    yield from root.fields.get("buffers") or []
-    for graph in root.fields.get("subgraphs") or []:
-        yield from graph.fields.get("operators") or []
+    yield from root.tables("buffers")
+    for graph in root.tables("subgraphs"):
+        yield from graph.tables("operators")
     yield root
 
 
@@ -282,9 +283,8 @@ class Differences:
 
     def __init__(self, drawn: Table, file: Table, most: int) -> None:
         self._most = most
-        self._values: dict[
-            Path, dict[Path, str]
-        ] = {}  # path without its last index -> path -> value
+        # Path without its last index -> path -> value.
+        self._values: dict[Path, dict[Path, str]] = {}
         self._shared: dict[Path, dict[Path, str]] = {}
         self._seen: dict[Hashable, Path] = {}
         self._data: list[tuple[Path, Data]] = []

@@ -83,9 +83,14 @@ class Tensor:
         return self.shape_signature is not None and -1 in self.shape_signature
 
     @property
+    def data(self) -> Data | None:
+        """The bytes in the tensor's buffer, of a variable, too; None without any."""
+        return None if self.buffer is None else self.buffer.data
+
+    @property
     def is_constant(self) -> bool:
         """True if the tensor's bytes are stored in the file."""
-        return self.buffer is not None and self.buffer.data is not None and not self.is_variable
+        return self.data is not None and not self.is_variable
 
     @property
     def is_sparse(self) -> bool:
@@ -105,17 +110,14 @@ class Tensor:
     @property
     def wrong_size(self) -> str | None:
         """Why a constant's size in bytes does not match its shape; None if it matches or cannot be checked."""
-        expected = (
-            self.dtype.byte_size(self.elements) if self.is_constant and not self.is_sparse else None
-        )
-        actual = (
-            None if self.buffer is None or self.buffer.data is None else self.buffer.data.length
-        )
-        if expected in (None, actual):
+        data = self.data
+        if data is None or self.is_variable or self.is_sparse:
             return None
-        return (
-            f"{self.dtype.name}{list(self.shape)} needs {expected} bytes, its buffer holds {actual}"
-        )
+        expected = self.dtype.byte_size(self.elements)
+        if expected in (None, data.length):
+            return None
+        title = f"{self.dtype.name}{list(self.shape)}"
+        return f"{title} needs {expected} bytes, its buffer holds {data.length}"
 
     @property
     def kind(self) -> Hashable:
@@ -140,7 +142,7 @@ class Tensor:
             ValueError: if `has_numbers` is False.
         """
         dtype = self.dtype.numpy
-        data = None if self.buffer is None else self.buffer.data
+        data = self.data
         if not self.has_numbers or dtype is None or data is None:
             raise ValueError(f"tensor '{self.name}' ({self.dtype.name}) has no numbers to read")
         return data.view().view(dtype).reshape(self.shape)
@@ -158,9 +160,9 @@ class Tensor:
         """The real value of a constant's first element."""
         stored = float(self.array().ravel()[0])
         parameters = self.quantization
-        return (
-            parameters.real(stored) if parameters is not None and parameters.is_affine else stored
-        )
+        if parameters is None or not parameters.is_affine:
+            return stored
+        return parameters.real(stored)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         """Return a copy for another graph, without a producer or readers."""
@@ -224,6 +226,21 @@ class Operator:
     def title(self) -> str:
         """The operator as messages show it: the schema's name and any shape error."""
         return f"{self.code.name} ({self.shape_error})" if self.shape_error else self.code.name
+
+    @property
+    def given(self) -> tuple[Tensor, ...]:
+        """The inputs that are not omitted."""
+        return tuple(tensor for tensor in self.inputs if tensor is not None)
+
+    @property
+    def computed(self) -> list[Tensor]:
+        """The inputs that are neither omitted nor constant."""
+        return [tensor for tensor in self.given if not tensor.is_constant]
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All tensors that the operator names."""
+        return (*self.given, *self.outputs, *self.intermediates)
 
     @property
     def output(self) -> Tensor:
@@ -350,9 +367,8 @@ class Subgraph:
         assert operator.subgraph is None
         operator.subgraph = self
         self._order.put(operator, before)
-        for tensor in operator.inputs:
-            if tensor is not None:
-                tensor.readers[operator] = None
+        for tensor in operator.given:
+            tensor.readers[operator] = None
         for output in operator.outputs:
             assert output.producer is None, f"{output} is defined twice"
             output.producer = operator
@@ -363,9 +379,8 @@ class Subgraph:
         operator.subgraph = None
         self._order.remove(operator)
         self._operators = None
-        for tensor in operator.inputs:
-            if tensor is not None:
-                tensor.readers.pop(operator, None)
+        for tensor in operator.given:
+            tensor.readers.pop(operator, None)
         for output in operator.outputs:
             output.producer = None
 
@@ -391,13 +406,12 @@ class Subgraph:
         """Make an operator of this subgraph read other tensors."""
         assert operator.subgraph is self
         read = set(tensors)
-        for tensor in operator.inputs:
-            if tensor is not None and tensor not in read:
+        for tensor in operator.given:
+            if tensor not in read:
                 tensor.readers.pop(operator, None)
         operator.inputs = tuple(tensors)
-        for tensor in tensors:
-            if tensor is not None:
-                tensor.readers[operator] = None
+        for tensor in operator.given:
+            tensor.readers[operator] = None
 
     def replace_uses(self, old: Tensor, new: Tensor) -> None:
         """Make every reader of `old` read `new`; graph outputs do not change."""
@@ -411,8 +425,7 @@ def used_tensors(graph: Subgraph) -> Iterator[Tensor]:
     """Yield the tensors of the subgraph's inputs, operators and outputs, with repeats."""
     yield from graph.inputs
     for operator in graph.operators:
-        yield from (tensor for tensor in operator.inputs if tensor is not None)
-        yield from (*operator.outputs, *operator.intermediates)
+        yield from operator.tensors
     yield from graph.outputs
 
 

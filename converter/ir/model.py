@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, fields
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self, SupportsIndex
 
@@ -148,17 +149,22 @@ class Model:
 
     def weight_bytes(self) -> dict[str, int]:
         """Bytes of constants by the name of their type, most first; shared buffers are counted once."""
-        counted: set[Buffer] = set()
+        counted: set[Buffer | None] = set()
         total: Counter[str] = Counter()
-        for graph in self.subgraphs:
-            for tensor in graph.tensors:
-                buffer = tensor.buffer
-                if tensor.is_variable or buffer is None or buffer.data is None:
-                    continue
-                if buffer not in counted:
-                    counted.add(buffer)
-                    total[tensor.dtype.name] += buffer.data.length
+        for tensor in self.tensors():
+            if tensor.data is None or tensor.is_variable or tensor.buffer in counted:
+                continue
+            counted.add(tensor.buffer)
+            total[tensor.dtype.name] += tensor.data.length
         return dict(total.most_common())
+
+    def tensors(self) -> Iterator[Tensor]:
+        """The listed tensors of all subgraphs."""
+        return chain.from_iterable(graph.tensors for graph in self.subgraphs)
+
+    def operators(self) -> Iterator[Operator]:
+        """The operators of all subgraphs."""
+        return chain.from_iterable(self.subgraphs)
 
     def inputs(self) -> list[tuple[str, dict[str, Tensor]]]:
         """The inputs of every entry point, by the names that callers use."""
@@ -202,12 +208,12 @@ _DTYPES = dict(enumerate(DType))  # faster than calling DType
 def from_tables(root: Table, source: Source | None = None) -> Model:
     """The model that tables describe, read from `source`; ModelFormatError if `check_model` rejects it."""
     model = Model(table=root, source=source)
-    model.operator_codes = [_read_code(table) for table in root.get("operator_codes") or []]
-    model.buffers = [Buffer(table.fields.get("data"), table) for table in root.get("buffers") or []]
-    for index, table in enumerate(root.get("subgraphs") or []):
+    model.operator_codes = [_read_code(table) for table in root.tables("operator_codes")]
+    model.buffers = [Buffer(table.fields.get("data"), table) for table in root.tables("buffers")]
+    for index, table in enumerate(root.tables("subgraphs")):
         model.subgraphs.append(_read_subgraph(model, table, index))
     model.signatures.extend(
-        _read_signature(model, table) for table in root.get("signature_defs") or []
+        _read_signature(model, table) for table in root.tables("signature_defs")
     )
     check_model(model.subgraphs, model.signatures)
     _read_metadata(model, root)
@@ -219,7 +225,7 @@ def _read_metadata(model: Model, root: Table) -> None:
     """Read metadata. Runtimes skip entries whose buffer does not exist; a new buffer could get that number."""
     known = range(len(model.buffers))
     missing = list[str]()
-    for table in root.get("metadata") or []:
+    for table in root.tables("metadata"):
         name = table.get("name") or ""
         index = table.get("buffer")
         if index in known:
@@ -264,11 +270,11 @@ def _read_subgraph(model: Model, table: Table, index: int) -> Subgraph:
     place = f"subgraph '{graph.name or f'#{index}'}'"
     graph.tensors = [
         _read_tensor(model, tensor, place, position)
-        for position, tensor in enumerate(table.get("tensors") or [])
+        for position, tensor in enumerate(table.tables("tensors"))
     ]
     graph.inputs = _listed(graph.tensors, table, "inputs", f"{place} inputs", "tensor")
     graph.outputs = _listed(graph.tensors, table, "outputs", f"{place} outputs", "tensor")
-    for position, operator in enumerate(table.get("operators") or []):
+    for position, operator in enumerate(table.tables("operators")):
         graph.append(
             _read_operator(model, graph.tensors, operator, f"{place}, operator {position}")
         )
@@ -282,7 +288,8 @@ def _read_tensor(model: Model, table: Table, place: str, position: int) -> Tenso
     quantization = given.get("quantization")
     if buffer >= len(model.buffers):
         _at(model.buffers, buffer, f"{place}, tensor {position} '{name}'", "buffer")
-    if (code := given.get("type", 0)) not in _DTYPES:
+    code = given.get("type", 0)
+    if code not in _DTYPES:
         refuse_newer("Tensor", "type", f"tensor type {code} is unknown")
     return Tensor(
         name,
@@ -323,7 +330,7 @@ def _read_signature(model: Model, table: Table) -> Signature:
 
     def arguments(field: str) -> dict[str, Tensor]:
         named: dict[str, Tensor] = {}
-        for entry in table.get(field) or []:
+        for entry in table.tables(field):
             name = entry.get("name") or ""
             if name in named:
                 raise ModelFormatError(f"{where}: {field} names '{name}' twice")
@@ -460,7 +467,7 @@ def _signature(
         places = [
             (name, numbers[signature.subgraph].of(tensor)) for name, tensor in arguments.items()
         ]
-        sides[side] = table.get(side) or []
+        sides[side] = table.tables(side)
         if places != [(entry.get("name"), entry.get("tensor_index")) for entry in sides[side]]:
             sides[side] = [
                 new_table("TensorMap", name=name, tensor_index=place) for name, place in places

@@ -6,10 +6,12 @@ A file's type follows from its content, not its name. Models are read on demand 
 import gc
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, Protocol, Unpack, runtime_checkable
 
@@ -179,16 +181,10 @@ class Opened:
 
     def find(self, kind: str) -> Part | None:
         """The bundle's model of this kind or name, or None."""
-        if self.bundle is None:
-            return None
-        return next(
-            (
-                part
-                for part in self.parts
-                if kind in (part.name, part.kind, f"section_{part.index}")
-            ),
-            None,
-        )
+        for part in [] if self.bundle is None else self.parts:
+            if kind in (part.name, part.kind, f"section_{part.index}"):
+                return part
+        return None
 
     def main(self, *, compiled: bool = False) -> Part:
         """The only model, or the bundle's chosen model, by default the prefill/decode model.
@@ -220,10 +216,10 @@ class Opened:
 def _models(bundle: Bundle) -> list[Part]:
     """The bundle's models, named."""
     kinds = {index: one.model_type for index, one in enumerate(bundle.sections) if one.is_model}
+    counts = Counter(kinds.values())
     parts = []
     for index, kind in kinds.items():
-        is_only = bool(kind) and [*kinds.values()].count(kind) == 1
-        name = kind if is_only else f"{kind or 'section'}_{index}"
+        name = kind if kind and counts[kind] == 1 else f"{kind or 'section'}_{index}"
         parts.append(Part(bundle.content(index), index, kind, name))
     return parts
 
@@ -234,20 +230,21 @@ CALL = "DISPATCH_OP"
 
 def is_compiled(model: Model) -> bool:
     """True if any operator calls an NPU."""
-    return any(op.code.custom_code == CALL for graph in model.subgraphs for op in graph.operators)
+    return any(operator.code.custom_code == CALL for operator in model.operators())
 
 
 def weights_outside(model: Model) -> dict[str, int]:
     """Bytes of weights that are not in the model, by the file or section that the model names for them."""
-    tensors = (
-        tensor for graph in model.subgraphs for tensor in used_tensors(graph) if tensor.is_outside
-    )
-    used = {tensor.table.get("external_buffer") for tensor in tensors if tensor.table is not None}
+    used: set[int] = set()
+    for tensor in chain.from_iterable(map(used_tensors, model.subgraphs)):
+        if tensor.table is not None and tensor.is_outside:
+            used.add(tensor.table.get("external_buffer"))
     root = model.table or new_table("Model")
-    places = {entry.get("id"): entry for entry in root.get("external_buffers") or []}
-    groups = [group.get("name") or "" for group in root.get("external_buffer_groups") or []]
+    places = {entry.get("id"): entry for entry in root.tables("external_buffers")}
+    groups = [group.get("name") or "" for group in root.tables("external_buffer_groups")]
     found: dict[str, int] = {}
-    for entry in (places.get(number) or new_table("ExternalBuffer") for number in sorted(used)):
+    for number in sorted(used):
+        entry = places.get(number) or new_table("ExternalBuffer")
         group = entry.get("group")
         name = groups[group] if group < len(groups) else ""
         found[name] = found.get(name, 0) + entry.get("length")

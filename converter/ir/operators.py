@@ -25,12 +25,8 @@ _T = TypeVar("_T")
 class Effect(Enum):
     """What an operator does with the elements of its data operands."""
 
-    ELEMENTWISE = (
-        "elementwise"  # each result element depends on those at its index; operands may broadcast
-    )
-    ALONG_ROWS = (
-        "along_rows"  # each row of the last axis depends on the operand's row, of the same length
-    )
+    ELEMENTWISE = "elementwise"  # from the elements at the result's index; operands may broadcast
+    ALONG_ROWS = "along_rows"  # from the operand's row of the last axis, of the same length
     REDUCTION = "reduction"  # folds whole axes
     PRODUCT = "product"  # matrix product
     CONVOLUTION = "convolution"
@@ -74,10 +70,8 @@ class OperatorKind:
         least = self.least
         most = self.most
         if len(inputs) < least or 0 <= most < len(inputs):
-            wanted = (
-                f"{least} or more" if most < 0 else " or ".join(map(str, range(least, most + 1)))
-            )
-            return f"has {len(inputs)} inputs, expected {wanted}"
+            counts = " or ".join(map(str, range(least, most + 1)))
+            return f"has {len(inputs)} inputs, expected {counts or f'{least} or more'}"
         if self.outputs not in (-1, len(outputs)) or (self.is_followed and not outputs):
             return f"has {len(outputs)} outputs, expected {'1 or more' if self.outputs < 0 else self.outputs}"
         required = inputs if most < 0 and not self.gaps else inputs[:least]
@@ -89,6 +83,7 @@ class OperatorKind:
 
     def takes(self, tensor: object, inputs: Sequence[object]) -> bool:
         """True if this one of the inputs is a data operand."""
+        # Without a look at all inputs: there may be thousands that are joined.
         return self.all_data or any(
             inputs[place] is tensor for place in self.data if place < len(inputs)
         )
@@ -107,13 +102,13 @@ class OperatorKind:
 
     def version_for(self, *types: DType, rank: int = 0) -> int:
         """The lowest version for data operands of these types and rank; 1 for operators that no rewrite adds."""
-        needs = {*(dtype.name for dtype in types), *(f"RANK{size}" for size in range(rank + 1))}
-        fitting = (
-            number
-            for number, text in enumerate(self.versions, 1)
-            if needs.intersection(text.split())
-        )
-        return max(fitting, default=1)
+        needs = {dtype.name for dtype in types}
+        needs.update(f"RANK{size}" for size in range(rank + 1))
+        version = 1
+        for number, reasons in enumerate(self.versions, 1):
+            if not needs.isdisjoint(reasons.split()):
+                version = number
+        return version
 
 
 _FACTS: Final = tomllib.loads(files("edge_opt.ir").joinpath("operators.toml").read_text("utf-8"))
@@ -162,5 +157,9 @@ def subgraph_indices(options: Table | None) -> tuple[int, ...]:
     """Subgraph indices in these options, with repeats."""
     if options is None or options.name not in SUBGRAPH_FIELDS:
         return ()
-    values = map(options.get, SUBGRAPH_FIELDS[options.name])
-    return tuple(int(index) for value in values if value is not None for index in np.ravel(value))
+    found: list[int] = []
+    for name in SUBGRAPH_FIELDS[options.name]:
+        value = options.get(name)
+        if value is not None:
+            found += np.ravel(value).tolist()
+    return tuple(found)

@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,11 +48,20 @@ _TOKEN = re.compile(
     r"""|(?P<number>-?(?:\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+|inf\b|nan\b))"""
     rf"""|(?P<name>'[^'\n]*'|{_STRING}|[A-Za-z_][A-Za-z0-9_]*)|(?P<sign>->|\.\.\.|.)|(?P<end>\Z)"""
 )
-# What values that do not fit raise, here and in numpy.
+# Raised for values that do not fit, here and by numpy.
 _MISFIT: Final = (ArithmeticError, LookupError, TypeError, ValueError)
 
 _Item = TypeVar("_Item")
 Named = dict[str, Tensor]
+
+
+class _Signature(NamedTuple):
+    """A signature as text: its subgraph's index, and tensors' printed names by arguments' names."""
+
+    key: str
+    subgraph: int
+    inputs: dict[str, str]
+    outputs: dict[str, str]
 
 
 class TextFormError(ModelFormatError):
@@ -138,7 +147,7 @@ class Reading:
         return 1 + self._text.count("\n", 0, self._at)
 
     def _sees(self, *wanted: str) -> bool:
-        """Whether the next token is one of these, or of one of these kinds."""
+        """True if the next token, or its kind, is one of these."""
         return self._token in wanted or self._kind in wanted
 
     def _next(self, *wanted: str) -> str:
@@ -155,7 +164,7 @@ class Reading:
         return True
 
     def _until(self, end: str, read: Callable[[], _Item]) -> list[_Item]:
-        """What `read` finds again and again, commas in between, until `end` comes."""
+        """Items that `read` reads, separated by commas, up to the token `end`, which is taken, too."""
         found: list[_Item] = []
         while not self._takes(end):
             found.append(read())
@@ -163,7 +172,7 @@ class Reading:
         return found
 
     def _name(self) -> str:
-        """A plain word, or anything in quotes, in double ones as in JSON."""
+        """A plain word, or a text in single quotes, or in double quotes as in JSON."""
         text = self._next("name")
         return str(json.loads(text)) if text.startswith('"') else text.strip("'")
 
@@ -205,7 +214,7 @@ class Reading:
     # Graphs
 
     def whole(self) -> Model:
-        """The model, with what the `file` section says.
+        """The model, including the `file` section.
 
         Raises:
             TextFormError: the numbers of a constant are not in the text.
@@ -218,36 +227,36 @@ class Reading:
             check_model(self.model.subgraphs, self.model.signatures)
         else:
             self.model = from_tables(root)
-        for graph in self.model.subgraphs:
-            for tensor in graph.tensors:
-                _check_numbers(tensor)
+        for tensor in self.model.tensors():
+            _check_numbers(tensor)
         return self.model
 
     def graphs(self) -> None:
         """Read the signatures and subgraphs, up to the `file` section or the end."""
-        signatures: list[tuple[str, int, dict[str, str], dict[str, str]]] = []
+        signatures: list[_Signature] = []
         while self._sees("signature", "subgraph"):
             if self._takes("signature"):
                 signatures.append(self._signature())
             else:
                 self._next("subgraph")
                 self._subgraph()
-        for key, index, inputs, outputs in signatures:
-            if index >= len(self.names):
-                raise ValueError(f"signature {key!r}: there is no subgraph #{index}")
-            tensors = self.names[index]
-            given = {name: _known(tensors, value) for name, value in inputs.items()}
-            made = {name: _known(tensors, value) for name, value in outputs.items()}
-            self.model.signatures.append(Signature(key, self.model.subgraphs[index], given, made))
+        for one in signatures:
+            if one.subgraph >= len(self.names):
+                raise ValueError(f"signature {one.key!r}: there is no subgraph #{one.subgraph}")
+            graph = self.model.subgraphs[one.subgraph]
+            tensors = self.names[one.subgraph]
+            inputs = {name: _known(tensors, value) for name, value in one.inputs.items()}
+            outputs = {name: _known(tensors, value) for name, value in one.outputs.items()}
+            self.model.signatures.append(Signature(one.key, graph, inputs, outputs))
 
-    def _signature(self) -> tuple[str, int, dict[str, str], dict[str, str]]:
+    def _signature(self) -> _Signature:
         key = self._name()
         self._next("=")
         self._next("#")
         index = self._integer()
         inputs = self._arguments()
         self._next("->")
-        return key, index, inputs, self._arguments()
+        return _Signature(key, index, inputs, self._arguments())
 
     def _arguments(self) -> dict[str, str]:
         self._next("(")
@@ -374,7 +383,7 @@ class Reading:
         if options is None or field is None:
             raise ValueError(f"{name} is not an option")
         if name == "composite_attributes" and isinstance(value, str):
-            return  # stands for bytes that are no attributes
+            return  # a text about bytes that are not attributes
         if name == "composite_attributes" and isinstance(value, dict):
             value = write_flexbuffer(value)
         Target(options, field).set(value)
@@ -578,7 +587,7 @@ def _array(dtype: DType, values: list[Any]) -> NDArray[np.generic]:
 
 
 def _check_numbers(tensor: Tensor) -> None:
-    data = None if tensor.buffer is None else tensor.buffer.data
+    data = tensor.data
     if isinstance(data, Omitted):
         title = f"'{shortened(tensor.name)}' ({tensor.dtype}{list(tensor.shape)})"
         remedy = 'print it with constants="full", or write {seed 1}'

@@ -8,81 +8,46 @@ from edge_opt.ir.graph import Operator, Shape, Tensor
 
 
 class Why(StrEnum):
-    """The kind of a reason: a code in reports, with its meaning in docs/troubleshooting.md."""
+    """The kind of a reason: a code in reports. Below it, for docs/troubleshooting.md: its meaning; what to do."""
 
     OPEN_LENGTHS = "open-lengths"
+    """a length is known only at run time; give `--shape`"""
     NOT_ATTENTION = "not-attention"
+    """the SOFTMAX weighs no values, or has no queries and keys; nothing to do"""
     SINGLE_HEAD = "single-head"
+    """the block has one head, or one block of rows, already; nothing to do"""
     NO_GAIN = "no-gain"
+    """the target gains nothing from a split here; nothing to do"""
     PATTERN = "pattern"
+    """attention of a form that is not split; export it in another form, or report it"""
     HEADS = "heads"
+    """the axis of the heads is not clear, or heads are mixed or cut apart; report the model"""
     OPERATOR = "operator"
+    """an operator has no rule, or operands that are computed; report the exporter's form"""
     QUANTIZATION = "quantization"
+    """scales, zero points or types do not allow it; quantize with one scale a tensor"""
     MASK = "mask"
+    """the mask cannot become an ADD, or one SELECT; see below, or skip the pass"""
     SHARED_RESULT = "shared-result"
+    """another operator reads a result that would vanish; nothing to do"""
     POSITIONS = "positions"
+    """positions cannot be followed, or their number is unknown; keep the caches in the bundle"""
     LIMIT = "limit"
+    """too many heads, tiles, operators or positions; report the model if it is a real one"""
     TARGET = "target"
+    """the target's compiler refuses it; choose another target"""
     INVALID_MODEL = "invalid-model"
+    """recorded shapes or types are inconsistent; run `inspect --shapes`, export again"""
     FIXED_ORDER = "fixed-order"
+    """the file fixes the order of its operators; export without control dependencies"""
     FRAME = "frame"
+    """the rewrite would change something outside its region; report it"""
     INCONCLUSIVE = "inconclusive"
+    """the verification had no result; see below"""
     DIFFERENT = "different"
+    """the verification found a difference, or the runtime refused the result; report it"""
     BUG = "bug"
-
-
-MEANINGS: dict[Why, tuple[str, str]] = {
-    Why.OPEN_LENGTHS: ("a length is known only at run time", "give `--shape`"),
-    Why.NOT_ATTENTION: (
-        "the SOFTMAX weighs no values, or has no queries and keys",
-        "nothing to do",
-    ),
-    Why.SINGLE_HEAD: ("the block has one head, or one block of rows, already", "nothing to do"),
-    Why.NO_GAIN: ("the target gains nothing from a split here", "nothing to do"),
-    Why.PATTERN: (
-        "attention of a form that is not split",
-        "export it in another form, or report it",
-    ),
-    Why.HEADS: (
-        "the axis of the heads is not clear, or heads are mixed or cut apart",
-        "report the model",
-    ),
-    Why.OPERATOR: (
-        "an operator has no rule, or operands that are computed",
-        "report the exporter's form",
-    ),
-    Why.QUANTIZATION: (
-        "scales, zero points or types do not allow it",
-        "quantize with one scale a tensor",
-    ),
-    Why.MASK: ("the mask cannot become an ADD, or one SELECT", "see below, or skip the pass"),
-    Why.SHARED_RESULT: ("another operator reads a result that would vanish", "nothing to do"),
-    Why.POSITIONS: (
-        "positions cannot be followed, or their number is unknown",
-        "keep the caches in the bundle",
-    ),
-    Why.LIMIT: (
-        "too many heads, tiles, operators or positions",
-        "report the model if it is a real one",
-    ),
-    Why.TARGET: ("the target's compiler refuses it", "choose another target"),
-    Why.INVALID_MODEL: (
-        "recorded shapes or types are inconsistent",
-        "run `inspect --shapes`, export again",
-    ),
-    Why.FIXED_ORDER: (
-        "the file fixes the order of its operators",
-        "export without control dependencies",
-    ),
-    Why.FRAME: ("the rewrite would change something outside its region", "report it"),
-    Why.INCONCLUSIVE: ("the verification had no result", "see below"),
-    Why.DIFFERENT: (
-        "the verification found a difference, or the runtime refused the result",
-        "report it",
-    ),
-    Why.BUG: ("an unexpected error in edge-opt", "report it"),
-}
-"""What each kind means, and what to do."""
+    """an unexpected error in edge-opt; report it"""
 
 
 @dataclass(frozen=True, slots=True)

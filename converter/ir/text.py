@@ -16,19 +16,19 @@ more than 64 elements are omitted. Names that are not plain words are in double 
 if they are not state; so is a constant that the graph returns, as `constant %name = int32(2)`. `print(graph)` prints a
 subgraph in this form.
 
-Whatever else the file holds follows in a `file` section, which `edge_opt.ir.fields` documents. What `edge_opt.ir.parse`
-assumes for a text without one is not printed.
+All other contents of the file follow in a `file` section, which `edge_opt.ir.fields` documents. Values that
+`edge_opt.ir.parse` assumes for a text without one are not printed.
 """
 
 import json
 import re
-from collections import Counter
-from collections.abc import Callable
-from typing import Any, Final, Literal
+from collections.abc import Callable, Container, Hashable, Iterable
+from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_opt.base.words import UniqueNames
 from edge_opt.ir.dtypes import DType
 from edge_opt.ir.fields import (
     MOST_BYTES,
@@ -53,6 +53,7 @@ _MOST_BYTES: Final = {"short": 1 << 10, "full": 16 << 20}
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_./]+\Z")
 _PLAIN_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _SEEDED = re.compile(r"seed_([0-9]{1,18})\Z")
+_Item = TypeVar("_Item", bound=Hashable)
 
 
 def to_text(model: Model, *, constants: Literal["short", "full"] = "short") -> str:
@@ -91,17 +92,20 @@ def _arguments(tensors: dict[str, Tensor], names: dict[Tensor, str]) -> str:
 
 
 def _places(reading: Reading, whole: Model) -> list[str]:
-    """Place what was read from a model's graphs as it is in the model; the statements that say so."""
+    """Move tensors, codes and buffers that were read from the graphs' text to their places in the model.
+
+    Returns the statements for these moves.
+    """
     drawn = reading.model
     statements: list[str] = []
-    codes = {code: index for index, code in enumerate(whole.operator_codes)}
-    buffers = {buffer: index for index, buffer in enumerate(whole.buffers)}
+    codes = _indices(whole.operator_codes)
+    buffers = _indices(whole.buffers)
     code_places: dict[OperatorCode, int] = {}
     buffer_places = {drawn.buffers[0]: 0}
     for number, graph in enumerate(whole.subgraphs):
         read = drawn.subgraphs[number]
         originals = _originals(read, reading.names[number], graph)
-        indices = {tensor: index for index, tensor in enumerate(graph.tensors)}
+        indices = _indices(graph.tensors)
         for tensor, original in originals.items():
             if tensor.buffer is not None and original.buffer is not None:
                 buffer_places[tensor.buffer] = buffers[original.buffer]
@@ -119,6 +123,10 @@ def _places(reading: Reading, whole: Model) -> list[str]:
     return [*statements, *_place("buffers", places, count)]
 
 
+def _indices(items: Iterable[_Item]) -> dict[_Item, int]:
+    return {item: index for index, item in enumerate(items)}
+
+
 def _place(items: str, places: list[int], count: int) -> list[str]:
     if places == list(range(count)):
         return []
@@ -130,8 +138,7 @@ def _originals(drawn: Subgraph, named: Named, graph: Subgraph) -> dict[Tensor, T
     by_name = {name: tensor for tensor, name in _names(graph).items()}
     found = {tensor: by_name[name] for name, tensor in named.items()}
     for read, operator in zip(drawn.operators, graph.operators, strict=True):
-        inputs = zip(read.inputs, operator.inputs, strict=True)
-        found |= {tensor: original for tensor, original in inputs if tensor and original}
+        found.update(zip(read.given, operator.given, strict=True))
     return found
 
 
@@ -145,22 +152,16 @@ def _printed(name: str) -> str:
 
 def _names(subgraph: Subgraph) -> dict[Tensor, str]:
     """Names of a subgraph's tensors in its text; repeated names get a number."""
-    names: dict[Tensor, str] = {}
-    taken: set[str] = set()
-    counts = Counter[str]()
-    for tensor in dict.fromkeys([*used_tensors(subgraph), *_signature_tensors(subgraph)]):
-        name = tensor.name
-        while name in taken:
-            counts[tensor.name] += 1
-            name = f"{tensor.name}~{counts[tensor.name] + 1}"
-        taken.add(name)
-        names[tensor] = name
-    return names
+    names = UniqueNames(mark="~")
+    tensors = dict.fromkeys([*used_tensors(subgraph), *_signature_tensors(subgraph)])
+    return {tensor: names.unique(tensor.name) for tensor in tensors}
 
 
 def _signature_tensors(subgraph: Subgraph) -> list[Tensor]:
-    sides = (side for one in subgraph.signatures for side in (one.inputs, one.outputs))
-    return [tensor for side in sides for tensor in side.values()]
+    found: list[Tensor] = []
+    for signature in subgraph.signatures:
+        found += (*signature.inputs.values(), *signature.outputs.values())
+    return found
 
 
 def subgraph_text(subgraph: Subgraph) -> str:
@@ -170,57 +171,56 @@ def subgraph_text(subgraph: Subgraph) -> str:
     for operator in subgraph.operators:
         named.update(operator.intermediates)
 
-    def argument(tensor: Tensor) -> str:
-        return _constant(tensor) if tensor.is_constant and tensor not in named else names[tensor]
-
-    inputs = ", ".join(
-        f"{names[tensor]}: {_type(tensor)}" for tensor in dict.fromkeys(subgraph.inputs)
-    )
+    given = dict.fromkeys(subgraph.inputs)
+    inputs = ", ".join(f"{names[tensor]}: {_type(tensor)}" for tensor in given)
     lines = [f"subgraph {_word(subgraph.name or 'main')} ({inputs}) {{"]
-    given = {*subgraph.inputs}
     for tensor, name in names.items():
         if tensor in given or tensor.producer is not None:
             continue
         if not tensor.is_constant:
-            lines.append(
-                f"  {'variable' if tensor.is_variable else 'unset'} {name}: {_type(tensor)}"
-            )
+            kind = "variable" if tensor.is_variable else "unset"
+            lines.append(f"  {kind} {name}: {_type(tensor)}")
         elif tensor in named:
             lines.append(f"  constant {name} = {_constant(tensor)}")
-    lines += [
-        f"  {_operator(operator, argument, names.__getitem__)}" for operator in subgraph.operators
-    ]
-    results = ", ".join(names[tensor] for tensor in subgraph.outputs)
+    for operator in subgraph.operators:
+        line = operator_text(operator, names.__getitem__, named)
+        lines.append(f"  {line}")
+    results = ", ".join(map(names.__getitem__, subgraph.outputs))
     return "\n".join([*lines, f"  return {results}", "}\n"])
 
 
 def operator_text(
-    operator: Operator, named: Callable[[Tensor], str] = lambda one: f"%{one.name}"
+    operator: Operator,
+    name: Callable[[Tensor], str] = lambda one: f"%{one.name}",
+    named: Container[Tensor] = (),
 ) -> str:
-    """One operator as a line of the text form; `named` gives a tensor's printed name."""
-    return _operator(operator, lambda one: _constant(one) if one.is_constant else named(one), named)
+    """One operator as a line of the text form.
 
-
-def _operator(
-    operator: Operator, argument: Callable[[Tensor], str], named: Callable[[Tensor], str]
-) -> str:
-    arguments = ", ".join(
-        "none" if tensor is None else argument(tensor) for tensor in operator.inputs
-    )
-    outputs = ", ".join(f"{named(t)}: {_type(t)}" for t in operator.outputs)
+    `name` gives a tensor's printed name. Constants are printed in place, except those in `named`.
+    """
+    arguments: list[str] = []
+    for tensor in operator.inputs:
+        if tensor is None:
+            arguments.append("none")
+        elif tensor.is_constant and tensor not in named:
+            arguments.append(_constant(tensor))
+        else:
+            arguments.append(name(tensor))
+    outputs = ", ".join(f"{name(tensor)}: {_type(tensor)}" for tensor in operator.outputs)
     outputs += " = " if outputs else ""
     code = operator.name
     if code == "CUSTOM":
         code = f"CUSTOM {string_text(operator.code.custom_code or '')} "
-    return f"{outputs}{code}({arguments}){_options(operator)}"
+    return f"{outputs}{code}({', '.join(arguments)}){_options(operator)}"
 
 
 def _type(tensor: Tensor) -> str:
     sizes = list(map(str, tensor.shape))
-    if tensor.shape_signature is not None and len(tensor.shape_signature) == len(sizes):
-        sizes = [
-            "?" if s == -1 else size for s, size in zip(tensor.shape_signature, sizes, strict=True)
-        ]
+    signature = tensor.shape_signature or ()
+    if len(signature) == len(sizes):
+        for axis, size in enumerate(signature):
+            if size == -1:
+                sizes[axis] = "?"
     return f"{tensor.dtype}[{','.join(sizes)}]{_quantization(tensor)}"
 
 
@@ -268,19 +268,20 @@ def _options(operator: Operator) -> str:
     table = operator.options
     if table is None or table.name != KINDS[operator.code.name].options:
         return ""
-    present = [name for name in table.spec.by_name if name in table.fields]
     texts: list[str] = []
-    for name in present:
-        value = table.fields[name]
+    for name, field in table.spec.by_name.items():
+        value = table.fields.get(name)
+        if value is None:
+            continue
         if name == "composite_attributes":
             texts.append(f"{name}: {_attributes(value)}")
-        elif isinstance(value, np.ndarray) or value != table.spec.defaults[name]:
-            texts.append(f"{name}: {value_text(table.spec.by_name[name], value)}")
+        elif isinstance(value, np.ndarray) or value != field.default:
+            texts.append(f"{name}: {value_text(field, value)}")
     return f" {{{', '.join(texts)}}}" if texts else ""
 
 
 def _attributes(content: NDArray[np.uint8]) -> str:
-    """A composite's attributes; bytes that are none, or that cannot be written again, as a text about them."""
+    """A composite's attributes; for bytes that are not attributes, or cannot be written again, a text about them."""
     value = read_flexbuffer(bytes(content))
     try:
         write_flexbuffer(value)
@@ -292,9 +293,8 @@ def _attributes(content: NDArray[np.uint8]) -> str:
 def option_text(value: Any) -> str:
     """An attribute's value: `{epsilon: 1e-06}`, `[1, 2]`, `'RELU'`, `true`."""
     if isinstance(value, dict):
-        return (
-            f"{{{', '.join(f'{_word(key)}: {option_text(item)}' for key, item in value.items())}}}"
-        )
+        items = [f"{_word(key)}: {option_text(item)}" for key, item in value.items()]
+        return f"{{{', '.join(items)}}}"
     if isinstance(value, list):
         return f"[{', '.join(map(option_text, value))}]"
     return string_text(value) if isinstance(value, str) else number_text(value)

@@ -13,7 +13,7 @@ from collections.abc import (
 )
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from itertools import islice, takewhile
+from itertools import chain
 from typing import Any, TypeVar
 
 from edge_opt.ir.dtypes import DType
@@ -48,15 +48,18 @@ def walked(
 
 def producers(operator: Operator) -> list[Operator]:
     """The producers of an operator's inputs."""
-    return [t.producer for t in operator.inputs if t is not None and t.producer is not None]
+    return [tensor.producer for tensor in operator.given if tensor.producer is not None]
+
+
+def makers_of(operators: Iterable[Operator]) -> dict[Tensor, Operator]:
+    """The results of the operators, each with the operator that defines it."""
+    return {tensor: operator for operator in operators for tensor in operator.outputs}
 
 
 def reads(operators: Sequence[Operator]) -> tuple[Tensor, ...]:
     """Tensors that the operators read but do not define, each once, in the order of first use."""
-    defined = {tensor for operator in operators for tensor in operator.outputs}
-    read = dict.fromkeys(
-        tensor for operator in operators for tensor in operator.inputs if tensor is not None
-    )
+    defined = makers_of(operators)
+    read = dict.fromkeys(chain.from_iterable(operator.given for operator in operators))
     return tuple(tensor for tensor in read if tensor not in defined)
 
 
@@ -76,25 +79,18 @@ def only_reader(subgraph: Subgraph, tensor: Tensor) -> Operator | None:
     return next(iter(tensor.readers))
 
 
-def chain_up(tensor: Tensor, carrier: Callable[[Operator], Tensor | None]) -> Iterator[Operator]:
-    """The operators above a tensor, nearest first; each makes the operand that `carrier` names of the one before.
-
-    The chain ends at a tensor without a producer, and after an operator without a carrier.
-    """
-    carried: Tensor | None = tensor
-    while carried is not None and carried.producer is not None:
-        yield carried.producer
-        carried = carrier(carried.producer)
-
-
 def look_through(tensor: Tensor, names: Collection[str]) -> tuple[Tensor, list[Operator]]:
     """Follow first inputs upwards through at most `MOST_MOVES` operators of these names.
 
     Returns the origin, or the tensor that is reached, and the operators passed.
     """
-    above = islice(chain_up(tensor, lambda operator: operator.input(0)), MOST_MOVES)
-    passed = list(takewhile(lambda operator: operator.name in names, above))
-    return (passed[-1].input(0) if passed else tensor), passed
+    passed: list[Operator] = []
+    while tensor.producer is not None and tensor.producer.name in names:
+        if len(passed) == MOST_MOVES:
+            break
+        passed.append(tensor.producer)
+        tensor = tensor.producer.input(0)
+    return tensor, passed
 
 
 def backward_slice(
@@ -104,9 +100,7 @@ def backward_slice(
     starts: dict[Tensor, None] = {}
 
     def above(operator: Operator) -> Iterator[Operator]:
-        for tensor in operator.inputs:
-            if tensor is None or tensor.is_constant:
-                continue
+        for tensor in operator.computed:
             if tensor.producer is None or tensor in stops:
                 starts[tensor] = None
             else:
@@ -138,10 +132,14 @@ def still_needed(
     indirectly; tensors that `new` operators define do not count.
     """
     inside = set(old)
-    read_anew = {tensor for operator in new for tensor in operator.inputs}
-    defined = {tensor for operator in new for tensor in operator.outputs}
-    left = (tensor for operator in old for tensor in operator.outputs if tensor not in defined)
-    wanted = [t for t in left if t in read_anew or read_outside(subgraph, t, inside)]
+    read_anew = set(chain.from_iterable(operator.given for operator in new))
+    defined = makers_of(new)
+    wanted: list[Tensor] = []
+    for tensor in makers_of(old):
+        if tensor in defined:
+            continue
+        if tensor in read_anew or read_outside(subgraph, tensor, inside):
+            wanted.append(tensor)
     return needed_for(wanted, old, defined)
 
 
@@ -155,10 +153,9 @@ def is_pure(operator: Operator, subgraphs: Sequence[Subgraph] = ()) -> bool:
     State is behind a handle (variables, tables) or in a tensor that is kept between runs. An operator that calls
     subgraphs is pure if they are; without `subgraphs` (the model's) it counts as impure.
     """
-    calls = subgraph_indices(operator.options)
-    if not calls:
-        return not is_impure(operator)
-    return bool(subgraphs) and not has_effects([operator], subgraphs)
+    if subgraph_indices(operator.options) and not subgraphs:
+        return False
+    return not has_effects([operator], subgraphs)
 
 
 def has_effects(operators: Sequence[Operator], subgraphs: Sequence[Subgraph]) -> bool:
@@ -170,8 +167,7 @@ def is_impure(operator: Operator) -> bool:
     """True if the operator itself is impure, whatever it calls."""
     if operator.code.name in _IMPURE:
         return True
-    tensors = (*operator.inputs, *operator.outputs, *operator.intermediates)
-    return any(t is not None and (t.is_variable or t.dtype in _HANDLES) for t in tensors)
+    return any(tensor.is_variable or tensor.dtype in _HANDLES for tensor in operator.tensors)
 
 
 def with_called(operators: Sequence[Operator], subgraphs: Sequence[Subgraph]) -> list[Operator]:
@@ -208,8 +204,7 @@ def places(
     added = [operator for operator in new if operator not in staying]
     removed = {operator: None for operator in old if operator not in staying}
     last = max(old, key=graph.place)
-    makers = {tensor: operator for operator in added for tensor in operator.outputs}
-    placing = _Placing(graph, makers, removed, graph.place(last))
+    placing = _Placing(graph, makers_of(added), removed, graph.place(last))
     for reader in placing.readers():
         placing.put([reader], reader, graph.place(reader))
     placing.put(added, graph.after(last), placing.end + 1)
@@ -247,13 +242,11 @@ class _Placing:
         """Put operators, and others that must run before them, in front of the one at this place."""
 
         def above(operator: Operator) -> Iterator[Operator]:
-            for tensor in operator.inputs:
-                source = None if tensor is None else self.makers.get(tensor, tensor.producer)
-                if (
-                    source is not None
-                    and source not in self.placed
-                    and self._is_after(source, place)
-                ):
+            for tensor in operator.given:
+                source = self.makers.get(tensor, tensor.producer)
+                if source is None or source in self.placed:
+                    continue
+                if self._is_after(source, place):
                     yield source
 
         starts = [operator for operator in operators if operator not in self.placed]
@@ -280,12 +273,10 @@ def _spanned(graph: Subgraph, operators: Collection[Operator]) -> Iterator[Opera
 def topological(operators: Iterable[Operator]) -> list[Operator]:
     """Sort operators so that producers precede readers (stable, depth first); RefusedError for a cycle."""
     pending = list(operators)
-    makers = {tensor: operator for operator in pending for tensor in operator.outputs}
+    makers = makers_of(pending)
 
-    def above(operator: Operator) -> Iterator[Operator]:
-        for tensor in operator.inputs:
-            if tensor is not None and tensor in makers:
-                yield makers[tensor]
+    def above(operator: Operator) -> list[Operator]:
+        return [makers[tensor] for tensor in operator.given if tensor in makers]
 
     return depth_first(pending, above)
 

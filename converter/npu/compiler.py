@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from subprocess import CompletedProcess
 from threading import Thread
-from typing import ClassVar, NoReturn, Protocol
+from typing import ClassVar, Protocol
 
 from edge_opt.base import processes
 from edge_opt.base.atomic import AnyPath
@@ -218,7 +218,7 @@ class Backend(ABC):
     def check_emulator(self, compiler: Compiler) -> None:
         """Raise CompilerMissingError unless compiled graphs can run here; the message says what is needed."""
         raise CompilerMissingError(
-            f"no emulator for {self.manufacturer}, whose chip {compiler.chip} is: give a chip of Qualcomm"
+            f"no emulator for {self.manufacturer}'s chip {compiler.chip}: give a chip of Qualcomm"
         )
 
     def emulating(
@@ -284,11 +284,16 @@ class Backend(ABC):
         searched = {"LD_LIBRARY_PATH": search_path(*folders, scratch=scratch)}
         return processes.run(command, {**os.environ, **searched, **(variables or {})})
 
-    def fail(self, code: int, *logs: str) -> NoReturn:
-        """Raise CompilerFailedError with the reason in the tool's logs."""
-        raise CompilerFailedError(
-            f"{self.compiler} ended with code {code}: {reason_of(code, *logs)}"
-        )
+    def check_ended(self, code: int, output: str, errors: str) -> None:
+        """Raise CompilerFailedError, with the reason in the tool's logs, if it failed.
+
+        It also ends with an error if every operator stays on the CPU, which is a result.
+        """
+        partitioned = _PARTITIONED.search(errors)
+        takes_nothing = partitioned is not None and partitioned["taken"] == "0"
+        if code and not takes_nothing:
+            reason = reason_of(code, output, errors)
+            raise CompilerFailedError(f"{self.compiler} ended with code {code}: {reason}")
 
 
 def operator_counts(log: str) -> dict[str, int]:
@@ -301,14 +306,8 @@ def operator_counts(log: str) -> dict[str, int]:
     return {name: int(text) for name, text in found.groupdict().items()}
 
 
-def takes_nothing(log: str) -> bool:
-    """True if the tool's log says that every operator stays on the CPU; the tool then ends with an error."""
-    found = _PARTITIONED.search(log)
-    return found is not None and found["taken"] == "0"
-
-
 def operators_left(path: Path, scratch: Path, reasons: Mapping[int, str]) -> tuple[OnCpu, ...]:
-    """The operators of a model that its compiled version still has, all if there is none; their results are numbers.
+    """The operators that remain in a model's compiled version, found by their results' names; all, without a version.
 
     `reasons`: why, by an operator's place, if that is known.
     """

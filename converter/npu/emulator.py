@@ -122,10 +122,9 @@ def _failure(outcome: Outcome) -> str:
     if outcome.missing:
         return f"the compiled graph expects input '{outcome.missing[0]}' in another type or size"
     if outcome.ran is None:
-        where = (
-            "the emulator crashes on the compiled graph" if outcome.running else "the compiler ends"
-        )
-        return f"{where} ({outcome.ended})"
+        if outcome.running:
+            return f"the emulator crashes on the compiled graph ({outcome.ended})"
+        return f"the compiler ends ({outcome.ended})"
     if outcome.ran:
         return f"the emulator refuses the compiled graph: error {outcome.ran}"
     figures = outcome.figures()

@@ -109,7 +109,7 @@ class Outcome:
     def refusals(self) -> dict[int, str]:
         """Why operators stay on the CPU, by their place in the model.
 
-        The tool names the types and then the operator, the library why, for each operator that it does not validate.
+        For each operator that is not validated, the tool logs its types and then its place, and the library the reason.
         """
         complaints = _VALIDATED.split(self.output)
         reasons: dict[int, str] = {}

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from edge_opt.base.atomic import AnyPath
 from edge_opt.base.words import Progress, size
-from edge_opt.inspection.report import Table
+from edge_opt.inspection.report import Gain, Table
 from edge_opt.ir import Model, Operator, Tensor
 from edge_opt.ir.composites import composite_name
 from edge_opt.ir.opening import Opened
@@ -18,27 +18,28 @@ from edge_opt.npu.vendors import backend_of
 _PRODUCT = "FULLY_CONNECTED"
 _LAYERS = 2
 _FIRST = "before"
-_BARS = {_FIRST: "░", "after": "█"}
+_LAST = "after"
+_BARS = {_FIRST: "░", _LAST: "█"}
 _LONGEST = 14  # characters of a bar
 _PARTS = ("all layers", "attention", "feed-forward", "norms", "logits")
 
 
 def draw_gain(
     models: Sequence[AnyPath], compiler: Compiler, progress: Progress | None = None
-) -> tuple[str, Table, str]:
+) -> Gain:
     """Estimated times of the entry point with the largest attention, in the first model and in the last one.
 
     Parts of the first layers are timed by compiling the graph up to each part's end: the difference to the part before
     it is the part's time, with all that the compiler fuses and overlaps.
-
-    Returns a title, a table with a bar in each row, and a note.
 
     Raises:
         UsageError: the first model has no multi-head attention, or the compiler estimates no time.
         CompilerMissingError, CompilerFailedError, ModelFormatError: as `profile`.
     """
     judge = backend_of(compiler.chip).judge(compiler)
-    versions = dict(zip(_BARS, dict.fromkeys((models[0], models[-1])), strict=False))
+    versions = {_FIRST: models[0]}
+    if models[-1] != models[0]:
+        versions[_LAST] = models[-1]
     signature = ""
     times: dict[tuple[str, str], int] = Counter()
     spills: dict[str, int] = {}
@@ -63,8 +64,8 @@ def draw_gain(
             times["logits", version] = times["all layers", version] - _us(below)
     rows: Table = [("", "", "estimated", "")]
     longest = max(times.values())
-    for part in (one for one in _PARTS if (one, _FIRST) in times):
-        for version in versions:
+    for part in _PARTS:
+        for version in versions if (part, _FIRST) in times else ():
             us = max(0, times[part, version])
             name = part if version == _FIRST else ""
             rows.append((name, version, f"{us / 1000:.3f} ms", _bar(version, us / longest)))
@@ -76,7 +77,7 @@ def draw_gain(
         f"Attention, feed-forward and norms are those of the first {_LAYERS} layers. Estimates for {judge.chip}; not "
         "timed on a phone."
     )
-    return f"Where the time of {signature} goes", rows, note
+    return Gain(f"Where the time of {signature} goes", rows, note)
 
 
 def _points(model: Model, signature: str) -> Iterator[tuple[str, Tensor]]:

@@ -1,4 +1,4 @@
-"""Builds our probe, which listens to Qualcomm's library while it compiles, once per source, in the user's cache."""
+"""Builds the probe that listens to Qualcomm's library while it compiles, in the user's cache; once for each source."""
 
 import hashlib
 import os

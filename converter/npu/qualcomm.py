@@ -21,7 +21,6 @@ from edge_opt.npu.compiler import (
     compiling_threads,
     operators_left,
     scratch_folder,
-    takes_nothing,
 )
 from edge_opt.npu.hexagon import Outcome
 from edge_opt.targets.chips import CHIPS
@@ -58,8 +57,7 @@ class Qualcomm(Backend):
         with compiling_threads(2) as threads:
             judging = threads.submit(self.run, judge, path) if judge.chip != compiler.chip else None
             outcome = self.run(compiler, path)
-            if outcome.code and not takes_nothing(outcome.errors):
-                self.fail(outcome.code, outcome.output, outcome.errors)
+            self.check_ended(outcome.code, outcome.output, outcome.errors)
             sums = outcome.figures()
             judged = outcome if judging is None else judging.result()
         estimate, why_not = judged.time(judge.chip)

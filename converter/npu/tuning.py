@@ -301,13 +301,10 @@ def tuned_target(tuning: Tuning, name: str | None = None) -> Target:
         summary=f"{base.name} as tuned for {tuning.chip} on {where}: {tuning.winner.form}",
         versions={**tuning.versions, "chip": tuning.chip},
     )
+    measured = f"measured with `edge-opt tune` on {where}"
     sources: dict[str, str] = {}
     for fact in target.stated():
-        source = (
-            f"measured with `edge-opt tune` on {where}"
-            if fact in changed
-            else base.sources.get(fact)
-        )
+        source = measured if fact in changed else base.sources.get(fact)
         if source:
             sources[fact] = source
     return replace(target, sources=sources)
@@ -321,9 +318,8 @@ def _changed(tuning: Tuning) -> dict[str, Any]:
     if "form" not in changed:
         patterns = tuple(one for one in base.split_signatures if not fnmatchcase(signature, one))
         if tuning.changes is None and not patterns:
-            changed["mask_before_join"] = (
-                False  # the trial was the exported file, with no pass run on it
-            )
+            # The trial was the exported file, with no pass run on it.
+            changed["mask_before_join"] = False
     else:
         patterns = (
             base.split_signatures if base.splits(signature) else (*base.split_signatures, signature)

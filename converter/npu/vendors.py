@@ -24,7 +24,7 @@ def backend_of(chip: str) -> Backend:
 
 
 def vendor_backend(vendor: str) -> Backend | None:
-    """The compiler that the target of a vendor names, by LiteRT's name of the vendor; None if it names none."""
+    """The compiler that a vendor's target names, None without one; `vendor` is LiteRT's name of the vendor."""
     return target_backend(load_target(TARGETS[vendor]).compiler) if vendor in TARGETS else None
 
 

@@ -23,11 +23,13 @@ _MAX_RANK = 8  # for PAD, SQUEEZE and TRANSPOSE
 _MOST_BOUNDS = 31
 
 
-@rule("RESHAPE", "reshape.cc, GetOutputShape and ResolveOutputShape")
+@rule("RESHAPE")
 def reshape(call: Call) -> Results:
     """The result has the shape in input 1, an int32 vector, else the one in the options.
 
     One size may be -1: it follows from the number of elements. `[0]` in the options means a scalar.
+
+    Source: reshape.cc, GetOutputShape and ResolveOutputShape
     """
     shape = call.shape(0)
     target = _target_of(call)
@@ -67,17 +69,23 @@ def _may_hold(sizes: Sequence[int], count: int) -> bool:
     return count == 0 if known == 0 else count % known == 0
 
 
-@rule("EXPAND_DIMS", "expand_dims.cc, ExpandTensorDim")
+@rule("EXPAND_DIMS")
 def expand_dims(call: Call) -> Results:
-    """An axis of size 1 is inserted at the position in input 1; negative positions count from the end."""
+    """An axis of size 1 is inserted at the position in input 1; negative positions count from the end.
+
+    Source: expand_dims.cc, ExpandTensorDim
+    """
     shape = call.shape(0)
     position = call.axis(call.given(1), len(shape) + 1)
     return [(*shape[:position], 1, *shape[position:])]
 
 
-@rule("SQUEEZE", "squeeze.cc, Prepare")
+@rule("SQUEEZE")
 def squeeze(call: Call) -> Results:
-    """The axes in `squeeze_dims`, which must have size 1, are removed; if empty, all axes of size 1."""
+    """The axes in `squeeze_dims`, which must have size 1, are removed; if empty, all axes of size 1.
+
+    Source: squeeze.cc, Prepare
+    """
     shape = call.shape(0, most=_MAX_RANK)
     listed = call.option("squeeze_dims")
     dropped = set[int]()
@@ -92,9 +100,12 @@ def squeeze(call: Call) -> Results:
     return [tuple(size for axis, size in enumerate(shape) if axis not in dropped)]
 
 
-@rule("TRANSPOSE", "transpose.cc, ResizeOutputTensor")
+@rule("TRANSPOSE")
 def transpose(call: Call) -> Results:
-    """Axis i of the result is axis `perm[i]` of the input; `perm` is input 1 and names each axis once."""
+    """Axis i of the result is axis `perm[i]` of the input; `perm` is input 1 and names each axis once.
+
+    Source: transpose.cc, ResizeOutputTensor
+    """
     shape = call.shape(0, most=_MAX_RANK)
     permutation = call.integers(1)
     axes = [call.axis(axis, len(shape)) for axis in permutation]
@@ -102,9 +113,12 @@ def transpose(call: Call) -> Results:
     return [tuple(shape[axis] for axis in axes)]
 
 
-@rule("CONCATENATION", "concatenation.cc, Prepare")
+@rule("CONCATENATION")
 def concatenation(call: Call) -> Results:
-    """The sizes along `axis` add up; all other sizes must be equal. Known scalars become a vector."""
+    """The sizes along `axis` add up; all other sizes must be equal. Known scalars become a vector.
+
+    Source: concatenation.cc, Prepare
+    """
     shapes = call.all_shapes()
     if call.number("axis") == 0 and all(fact.is_known_scalar for fact in call.inputs):
         return [(len(shapes),)]
@@ -114,9 +128,12 @@ def concatenation(call: Call) -> Results:
     return [with_axis(sizes, axis, length)]
 
 
-@rule("PACK", "pack.cc, Prepare")
+@rule("PACK")
 def pack(call: Call) -> Results:
-    """Inputs of the same shape are stacked along a new axis."""
+    """Inputs of the same shape are stacked along a new axis.
+
+    Source: pack.cc, Prepare
+    """
     count = call.number("values_count")
     call.expect(count == len(call.inputs), f"{count} inputs, its values_count")
     sizes = call.merged(range(count))
@@ -124,9 +141,12 @@ def pack(call: Call) -> Results:
     return [(*sizes[:axis], count, *sizes[axis:])]
 
 
-@rule("UNPACK", "unpack.cc, Prepare")
+@rule("UNPACK")
 def unpack(call: Call) -> Results:
-    """Each index along `axis` becomes a result without that axis."""
+    """Each index along `axis` becomes a result without that axis.
+
+    Source: unpack.cc, Prepare
+    """
     count = _output_count(call, "num")
     shape = call.shape(0)
     axis = call.own_axis(len(shape))
@@ -142,9 +162,12 @@ def _output_count(call: Call, option: str) -> int:
     return count
 
 
-@rule("SPLIT", "split.cc, ResizeOutputTensors")
+@rule("SPLIT")
 def split(call: Call) -> Results:
-    """Input 1 is cut into `num_splits` equal parts along the axis in input 0."""
+    """Input 1 is cut into `num_splits` equal parts along the axis in input 0.
+
+    Source: split.cc, ResizeOutputTensors
+    """
     count = _output_count(call, "num_splits")
     shape = call.shape(1)
     axis = call.axis(call.given(0), len(shape))
@@ -154,9 +177,12 @@ def split(call: Call) -> Results:
     return [with_axis(shape, axis, part)] * count
 
 
-@rule("SPLIT_V", "split_v.cc, ResizeOutputTensors")
+@rule("SPLIT_V")
 def split_v(call: Call) -> Results:
-    """The axis in input 2 is cut into the sizes in input 1; one may be -1 and gets the rest."""
+    """The axis in input 2 is cut into the sizes in input 1; one may be -1 and gets the rest.
+
+    Source: split_v.cc, ResizeOutputTensors
+    """
     count = _output_count(call, "num_splits")
     shape = call.shape(0)
     axis = call.axis(call.given(2), len(shape))
@@ -174,18 +200,24 @@ def split_v(call: Call) -> Results:
     return [with_axis(shape, axis, part) for part in parts]
 
 
-@rule("TILE", "tile.cc, ResizeOutput")
+@rule("TILE")
 def tile(call: Call) -> Results:
-    """Each axis is repeated as often as input 1 says."""
+    """Each axis is repeated as often as input 1 says.
+
+    Source: tile.cc, ResizeOutput
+    """
     shape = call.shape(0)
     times = call.sizes(1)
     call.expect(len(times) == len(shape), "one number for each axis")
     return [tuple(map(product, shape, times))]
 
 
-@rule("BROADCAST_TO", "broadcast_to.cc, ResizeOutputTensor")
+@rule("BROADCAST_TO")
 def broadcast_to(call: Call) -> Results:
-    """The result has the shape in input 1; the input's axes of size 1 are stretched to it."""
+    """The result has the shape in input 1; the input's axes of size 1 are stretched to it.
+
+    Source: broadcast_to.cc, ResizeOutputTensor
+    """
     shape = call.shape(0)
     target = call.sizes(1, rank=1)
     lead = len(target) - len(shape)
@@ -199,9 +231,12 @@ def broadcast_to(call: Call) -> Results:
     return [tuple(sizes)]
 
 
-@rule("MIRROR_PAD PAD PADV2", "pad.cc, ResizeOutputTensor; mirror_pad.cc, GetPaddedOutputShape")
+@rule("MIRROR_PAD PAD PADV2")
 def pad(call: Call) -> Results:
-    """Each axis grows by its two numbers in input 1, `[rank, 2]`."""
+    """Each axis grows by its two numbers in input 1, `[rank, 2]`.
+
+    Source: pad.cc, ResizeOutputTensor; mirror_pad.cc, GetPaddedOutputShape
+    """
     shape = call.shape(0, most=_MAX_RANK)
     call.expect(may_be_alike(call.shape(1), (len(shape), 2)), "two numbers for each axis")
     numbers = call.sizes(1)
@@ -211,9 +246,12 @@ def pad(call: Call) -> Results:
 # Parts of a tensor
 
 
-@rule("SLICE", "slice.cc, CalculateOutputShapeVector")
+@rule("SLICE")
 def slice_(call: Call) -> Results:
-    """The result starts at `begin` (input 1) and has the sizes in input 2; -1 means the rest of the axis."""
+    """The result starts at `begin` (input 1) and has the sizes in input 2; -1 means the rest of the axis.
+
+    Source: slice.cc, CalculateOutputShapeVector
+    """
     shape = call.shape(0)
     begins = call.elements(1, rank=1)
     sizes = call.elements(2, rank=1)
@@ -235,18 +273,19 @@ def _sliced(call: Call, axis: int, whole: int, begin: int | None, size: int) -> 
     return OPEN if begin is None or whole < 0 else whole - begin
 
 
-Index: TypeAlias = (
-    "slice | int | EllipsisType | None"  # numpy's index into one axis; None adds an axis
-)
+Index: TypeAlias = "slice | int | EllipsisType | None"
+"""Numpy's index into one axis; None adds an axis."""
 _UNKNOWN = slice(None, None, 0)  # a slice with unknown bounds
 
 
-@rule("STRIDED_SLICE", "strided_slice.cc, ResizeOutputTensor; strided_slice_logic.h")
+@rule("STRIDED_SLICE")
 def strided_slice(call: Call) -> Results:
     """Numpy's `x[begin:end:stride, ...]`: inputs 1 to 3 give the bounds, masks open them or change the axes.
 
     `ellipsis_mask` covers the axes that have no bounds, `new_axis_mask` adds an axis of size 1,
     `shrink_axis_mask` takes the single index `begin` and drops the axis.
+
+    Source: strided_slice.cc, ResizeOutputTensor; strided_slice_logic.h
     """
     shape = call.shape(0)
     indices = strided_indices(call)
@@ -282,9 +321,8 @@ def strided_indices(call: Call) -> list[Index]:
     strides = call.elements(3, rank=1)
     is_valid = len(begins) == len(ends) == len(strides) <= _MOST_BOUNDS
     call.expect(is_valid, f"one number of bounds, up to {_MOST_BOUNDS}")
-    if call.number(
-        "offset"
-    ):  # the end is relative to the begin, and the runtime treats masks differently
+    # With an offset, the end is relative to the begin, and the runtime treats masks differently.
+    if call.number("offset"):
         raise UnknownError
     places = range(len(begins))
     return list(map(partial(_strided_index, call), places, begins, ends, strides))
@@ -318,9 +356,12 @@ def _strided_index(
     return slice(None if is_open_before else begin, None if is_open_behind else end, stride)
 
 
-@rule("GATHER", "gather.cc, Prepare")
+@rule("GATHER")
 def gather(call: Call) -> Results:
-    """Axis `axis` of input 0 is replaced by the axes of the indices, except the first `batch_dims`."""
+    """Axis `axis` of input 0 is replaced by the axes of the indices, except the first `batch_dims`.
+
+    Source: gather.cc, Prepare
+    """
     shape = call.shape(0)
     indices = call.shape(1)
     axis = call.own_axis(len(shape))
@@ -332,9 +373,12 @@ def gather(call: Call) -> Results:
     return [with_axis(shape, axis, *indices[batch:])]
 
 
-@rule("DYNAMIC_UPDATE_SLICE", "dynamic_update_slice.cc, Prepare")
+@rule("DYNAMIC_UPDATE_SLICE")
 def dynamic_update_slice(call: Call) -> Results:
-    """The result has the shape of input 0; the update (input 1) must fit into it, at the position in input 2."""
+    """The result has the shape of input 0; the update (input 1) must fit into it, at the position in input 2.
+
+    Source: dynamic_update_slice.cc, Prepare
+    """
     shape = call.shape(0)
     start = call.shape(2, rank=1)
     is_placed = may_be_equal(start[0], len(shape))
@@ -350,9 +394,12 @@ def _fits_into(part: Shape, whole: Shape) -> bool:
     return all(most < 0 or size <= most for size, most in zip(part, whole, strict=True))
 
 
-@rule("EMBEDDING_LOOKUP", "embedding_lookup.cc, Prepare")
+@rule("EMBEDDING_LOOKUP")
 def embedding_lookup(call: Call) -> Results:
-    """Each index of the vector `[n]` (input 0) picks a row of the table `[rows, ...]` (input 1)."""
+    """Each index of the vector `[n]` (input 0) picks a row of the table `[rows, ...]` (input 1).
+
+    Source: embedding_lookup.cc, Prepare
+    """
     count = call.shape(0, rank=1)
     table = call.shape(1, least=2)
     return [(*count, *table[1:])]

@@ -105,7 +105,7 @@ def _all_values(call: Call) -> list[Array]:
 def _elementwise(call: Call, _: Sequence[Shape]) -> Array:
     if call.op.name in ("ADD", "SUB", "MUL") and call.number("fused_activation_function"):
         raise UnknownError
-    if any(tensor and tensor.dtype not in _COMPUTED for tensor in call.op.inputs):
+    if any(tensor.dtype not in _COMPUTED for tensor in call.op.given):
         raise UnknownError
     return np.asarray(NUMBERS[call.op.name](*_all_values(call)), object)
 

@@ -82,28 +82,29 @@ def shape_report(
 
     `resize` has shapes of graph inputs that replace the recorded ones, as if the caller resized them.
     """
-    facts: dict[Tensor, Fact] = {}
+    given: dict[Tensor, Fact] = {}
     for tensor, shape in (resize or {}).items():
-        facts[tensor] = Fact(as_shape(shape, f"tensor '{tensor.name}'"))
+        given[tensor] = Fact(as_shape(shape, f"tensor '{tensor.name}'"))
     walk = _Walk(model)
     graphs = model.subgraphs
     for graph in graphs:
         for tensor in graph.tensors:
-            if tensor.wrong_size is not None:
-                walk.report(graph, "", tensor, None, f"tensor '{tensor.name}': {tensor.wrong_size}")
+            reason = tensor.wrong_size
+            if reason is not None:
+                walk.report(graph, "", tensor, None, f"tensor '{tensor.name}': {reason}")
     # Subgraphs that operators call come last: by then most were walked with their callers' shapes.
     entered = called_by(chain.from_iterable(graphs), graphs)
     for graph in sorted(graphs, key=entered.__contains__):
         if graph not in walk.walked:
-            own = {tensor: Fact(recorded_shape(tensor)) for tensor in graph.inputs}
-            own.update((tensor, facts[tensor]) for tensor in graph.inputs if tensor in facts)
-            walk.walk(graph, own)
+            facts: dict[Tensor, Fact] = {}
+            for tensor in graph.inputs:
+                facts[tensor] = given.get(tensor, Fact(recorded_shape(tensor)))
+            walk.walk(graph, facts)
     count = sum(len(graph.tensors) for graph in graphs)
-    results = [tensor for tensor in walk.shapes if tensor.producer is not None]
-    unknown = sum(walk.shapes[tensor] is None for tensor in results)
-    return ShapeReport(
-        count, tuple(walk.disagreements.values()), count - unknown, unknown, walk.shapes
-    )
+    results = [shape for tensor, shape in walk.shapes.items() if tensor.producer is not None]
+    disagreements = tuple(walk.disagreements.values())
+    unknown = results.count(None)
+    return ShapeReport(count, disagreements, count - unknown, unknown, walk.shapes)
 
 
 Enter: TypeAlias = Callable[[int, Sequence[Fact]], Sequence[Fact] | None]
@@ -133,7 +134,7 @@ def infer_operator(
         raise ShapeError(f"it {reason}")
     call = Call(op, inputs)
     try:
-        shapes = RULES[op.name].rule(call)
+        shapes = RULES[op.name](call)
     except UnknownError:
         return unknown
     return list(map(Fact, shapes, fold(call, shapes)))

@@ -14,31 +14,55 @@ from edge_opt.shapes.dimension import (
 )
 from edge_opt.shapes.rules import Call, Results, rule
 
-rule(
-    f"CUMSUM L2_NORMALIZATION LOG_SOFTMAX SOFTMAX {' '.join(sorted(UNARY))}",
-    "Prepare of elementwise.cc, activations.cc, complex_support.cc and of each operator's own file",
-    "The result has the shape of the input.",
-)(lambda call: [call.shape(0)])
-rule(
+
+@rule(*UNARY, "CUMSUM L2_NORMALIZATION LOG_SOFTMAX SOFTMAX")
+def of_one_shape(call: Call) -> Results:
+    """The result has the shape of the input.
+
+    Source: Prepare of elementwise.cc, activations.cc, complex_support.cc and of each operator's own file
+    """
+    return [call.shape(0)]
+
+
+@rule(
     "ADD BITWISE_XOR DIV EQUAL FLOOR_DIV FLOOR_MOD GREATER GREATER_EQUAL LESS LESS_EQUAL LOGICAL_AND LOGICAL_OR "
-    "MAXIMUM MINIMUM MUL NOT_EQUAL POW PRELU RIGHT_SHIFT SQUARED_DIFFERENCE SUB SELECT_V2",
-    "kernel_util.cc, CalculateShapeForBroadcast (size 0 as in numpy); select.cc, SelectPrepare (version two)",
-    "All operands broadcast, including a condition.",
-)(lambda call: [broadcast(*call.all_shapes(), labels=call.labels())])
-rule(
-    "ADD_N ATAN2 STABLEHLO_ADD STABLEHLO_AND STABLEHLO_MAXIMUM STABLEHLO_MINIMUM STABLEHLO_MULTIPLY "
-    "STABLEHLO_SHIFT_LEFT",
-    "Prepare of atan2.cc, add_n.cc and stablehlo_elementwise.cc",
-    "All operands have the result's shape; nothing broadcasts.",
-)(lambda call: [call.merged(range(len(call.inputs)))])
-rule("SHAPE", "shape.cc, Prepare", "A vector with one number for each axis of the input.")(
-    lambda call: [(len(call.shape(0)),)]
+    "MAXIMUM MINIMUM MUL NOT_EQUAL POW PRELU RIGHT_SHIFT SQUARED_DIFFERENCE SUB SELECT_V2"
 )
+def broadcasting(call: Call) -> Results:
+    """All operands broadcast, including a condition.
+
+    Source: kernel_util.cc, CalculateShapeForBroadcast (size 0 as in numpy); select.cc, SelectPrepare (version two)
+    """
+    return [broadcast(*call.all_shapes(), labels=call.labels())]
 
 
-@rule("SELECT", "select.cc, SelectPrepare (version one)")
+@rule(
+    "ADD_N ATAN2 STABLEHLO_ADD STABLEHLO_AND STABLEHLO_MAXIMUM STABLEHLO_MINIMUM STABLEHLO_MULTIPLY "
+    "STABLEHLO_SHIFT_LEFT"
+)
+def without_broadcasting(call: Call) -> Results:
+    """All operands have the result's shape; nothing broadcasts.
+
+    Source: Prepare of atan2.cc, add_n.cc and stablehlo_elementwise.cc
+    """
+    return [call.merged(range(len(call.inputs)))]
+
+
+@rule("SHAPE")
+def shape_of(call: Call) -> Results:
+    """A vector with one number for each axis of the input.
+
+    Source: shape.cc, Prepare
+    """
+    return [(len(call.shape(0)),)]
+
+
+@rule("SELECT")
 def select(call: Call) -> Results:
-    """Both choices have the result's shape; the condition has it too, is a scalar, or picks whole rows."""
+    """Both choices have the result's shape; the condition has it too, is a scalar, or picks whole rows.
+
+    Source: select.cc, SelectPrepare (version one)
+    """
     shape = call.merged((1, 2))
     condition = call.shape(0)
     fits = any(may_be_alike(condition, fitting) for fitting in ((), shape, shape[:1]))
@@ -46,9 +70,12 @@ def select(call: Call) -> Results:
     return [shape]
 
 
-@rule(" ".join(sorted(operators_that(Effect.REDUCTION))), "reduce.cc, GetOutputShape")
+@rule(*operators_that(Effect.REDUCTION))
 def reduce(call: Call) -> Results:
-    """The axes in input 1 are removed, or kept with size 1 if `keep_dims` is set."""
+    """The axes in input 1 are removed, or kept with size 1 if `keep_dims` is set.
+
+    Source: reduce.cc, GetOutputShape
+    """
     shape = call.shape(0)
     if not shape:
         return [()]  # the runtime accepts any axes for a scalar
@@ -62,18 +89,24 @@ def reduce(call: Call) -> Results:
     return [tuple(sizes)]
 
 
-@rule("UNSORTED_SEGMENT_PROD", "unsorted_segment.cc, ResizeOutputTensor")
+@rule("UNSORTED_SEGMENT_PROD")
 def unsorted_segment(call: Call) -> Results:
-    """The axes that the ids (input 1) cover become one, with the size in input 2."""
+    """The axes that the ids (input 1) cover become one, with the size in input 2.
+
+    Source: unsorted_segment.cc, ResizeOutputTensor
+    """
     shape = call.shape(0)
     segments = call.shape(1)
     call.expect(may_be_alike(segments, shape[: len(segments)]), "ids for the first axes")
     return [(*call.sizes(2), *shape[len(segments) :])]
 
 
-@rule("FILL", "fill.cc, ResizeOutput")
+@rule("FILL")
 def fill(call: Call) -> Results:
-    """The scalar in input 1 is repeated to the shape in input 0."""
+    """The scalar in input 1 is repeated to the shape in input 0.
+
+    Source: fill.cc, ResizeOutput
+    """
     call.shape(1, rank=0)
     return [call.sizes(0)]
 
@@ -81,9 +114,12 @@ def fill(call: Call) -> Results:
 _LONGEST_RANGE = 2**31 - 1
 
 
-@rule("RANGE", "range.cc, GetSize")
+@rule("RANGE")
 def range_(call: Call) -> Results:
-    """Three scalars, start, limit and delta, give `ceil((limit - start) / delta)` numbers."""
+    """Three scalars, start, limit and delta, give `ceil((limit - start) / delta)` numbers.
+
+    Source: range.cc, GetSize
+    """
     for index in range(len(call.inputs)):
         call.shape(index, rank=0)
     if not all(fact.is_known_scalar for fact in call.inputs):
@@ -97,17 +133,23 @@ def range_(call: Call) -> Results:
     return [(math.ceil(count),)]
 
 
-@rule("ONE_HOT", "one_hot.cc, ResizeOutputTensor")
+@rule("ONE_HOT")
 def one_hot(call: Call) -> Results:
-    """A new axis with the size in input 1 is inserted at `axis` (-1: at the end)."""
+    """A new axis with the size in input 1 is inserted at `axis` (-1: at the end).
+
+    Source: one_hot.cc, ResizeOutputTensor
+    """
     shape = call.shape(0)
     axis = call.own_axis(len(shape) + 1)
     return [(*shape[:axis], *call.sizes(1), *shape[axis:])]
 
 
-@rule("BATCH_MATMUL", "batch_matmul.cc, Prepare; the product itself by MatMul-1")
+@rule("BATCH_MATMUL")
 def batch_matmul(call: Call) -> Results:
-    """The matrix product of two operands of rank 2 to 5; `adj_x` and `adj_y` swap the last two axes of each."""
+    """The matrix product of two operands of rank 2 to 5; `adj_x` and `adj_y` swap the last two axes of each.
+
+    Source: batch_matmul.cc, Prepare; the product itself by MatMul-1
+    """
     result = matmul(
         call.shape(0, least=2, most=5),
         call.shape(1, least=2, most=5),
@@ -118,12 +160,14 @@ def batch_matmul(call: Call) -> Results:
     return [result]
 
 
-@rule("FULLY_CONNECTED", "fully_connected.cc, UpdateOutputSize; the product itself by MatMul-1")
+@rule("FULLY_CONNECTED")
 def fully_connected(call: Call) -> Results:
     """Rows `[..., depth]` times weights `[units, depth]`, transposed; a bias has `units` elements.
 
     With `keep_num_dims` the result is `[..., units]`; else the input is flattened to `[rows, depth]` first,
     and the result is `[rows, units]`. The shuffled weights format has a second, scratch output.
+
+    Source: fully_connected.cc, UpdateOutputSize; the product itself by MatMul-1
     """
     shape = call.shape(0, least=1)
     weights = call.shape(1, rank=2)
@@ -151,9 +195,12 @@ def _flat_rows(call: Call, shape: Shape, depth: int) -> Shape:
 _SAME = 0  # the padding that keeps the size
 
 
-@rule("CONV_2D DEPTHWISE_CONV_2D", "Prepare of conv.cc and depthwise_conv.cc")
+@rule("CONV_2D DEPTHWISE_CONV_2D")
 def windows(call: Call) -> Results:
-    """A window slides over height and width of `[b, h, w, c]`; filters `[o, h, w, i]` or `[1, h, w, o]` change c."""
+    """A window slides over height and width of `[b, h, w, c]`; filters `[o, h, w, i]` or `[1, h, w, o]` change c.
+
+    Source: Prepare of conv.cc and depthwise_conv.cc
+    """
     batch, height, width, _ = call.shape(0, rank=4)
     filters, *window, depth = call.shape(1, rank=4)
     rows = _window_count(call, "h", height, window[0])

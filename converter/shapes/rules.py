@@ -172,9 +172,8 @@ def small_value(tensor: Tensor | None) -> Array | None:
     """A small constant's numbers; None for other tensors and for types that numpy lacks."""
     if tensor is None or not tensor.has_numbers or tensor.wrong_size is not None:
         return None
-    assert tensor.buffer is not None
-    assert tensor.buffer.data is not None
-    return tensor.array() if tensor.buffer.data.length <= _MOST_BYTES else None
+    assert tensor.data is not None
+    return tensor.array() if tensor.data.length <= _MOST_BYTES else None
 
 
 def recorded_fact(tensor: Tensor | None) -> Fact:
@@ -187,24 +186,17 @@ def recorded_fact(tensor: Tensor | None) -> Fact:
 Rule: TypeAlias = Callable[[Call], Results]
 
 
-class RuleEntry(NamedTuple):
-    """A rule, its source in TFLite's kernels, and its description."""
-
-    rule: Rule
-    source: str
-    sentence: str
+RULES: dict[str, Rule] = {}
+"""The rules by operator. Their docstrings name the source in TFLite's kernels, for the page of shape rules."""
 
 
-RULES: dict[str, RuleEntry] = {}
-
-
-def rule(names: str, source: str, sentence: str = "") -> Callable[[Rule], Rule]:
-    """Register a rule for operators (names separated by spaces); `sentence` defaults to its docstring's first line."""
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Register a rule for operators, with names also separated by spaces."""
+    operators = " ".join(names).split()
+    assert RULES.keys().isdisjoint(operators), f"two rules for one of {operators}"
 
     def enter(function: Rule) -> Rule:
-        entry = RuleEntry(function, source, sentence or (function.__doc__ or "").partition("\n")[0])
-        assert RULES.keys().isdisjoint(names.split()), f"two rules for one of {names}"
-        RULES.update(dict.fromkeys(names.split(), entry))
+        RULES.update(dict.fromkeys(operators, function))
         return function
 
     return enter

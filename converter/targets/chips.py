@@ -16,7 +16,7 @@ DEFAULT_CHIP = "SM8750"
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """A chip, by its name in the compiler; `vtcm` is its NPU's on-chip memory in MiB."""
+    """A chip, by the compiler's name for it; `vtcm` is its NPU's on-chip memory in MiB."""
 
     name: str
     hexagon: int
@@ -27,9 +27,8 @@ class Chip:
         """The chip whose time estimate is used: this one, or the one with the nearest Hexagon version."""
         if self.name in ESTIMATED:
             return self
-        return min(
-            (CHIPS[name] for name in _JUDGES), key=lambda judge: abs(judge.hexagon - self.hexagon)
-        )
+        judges = [CHIPS[name] for name in _JUDGES]
+        return min(judges, key=lambda judge: abs(judge.hexagon - self.hexagon))
 
     @property
     def note(self) -> str:
@@ -37,11 +36,10 @@ class Chip:
         judge = self.judge
         if judge is self:
             return ""
-        same = (
-            "the same version" if self.hexagon == judge.hexagon else "the nearest with an estimate"
-        )
+        is_same = self.hexagon == judge.hexagon
+        relation = "the same version" if is_same else "the nearest with an estimate"
         missing = f"the compiler has no time estimate for {self.name} (Hexagon v{self.hexagon})"
-        return f"{missing}: times are for {judge.name} (v{judge.hexagon}, {same})"
+        return f"{missing}: times are for {judge.name} (v{judge.hexagon}, {relation})"
 
 
 CHIPS: Final = {
@@ -50,10 +48,7 @@ CHIPS: Final = {
     for name, vtcm in chips.items()
 }
 """Chips whose Hexagon version is known."""
-VENDORS: Final[dict[str, tuple[str, ...]]] = {
-    "qualcomm": tuple(CHIPS),
-    **{vendor: tuple(chips) for vendor, chips in _DATA["others"].items()},
-}
+VENDORS: Final[dict[str, list[str]]] = {"qualcomm": list(CHIPS), **_DATA["others"]}
 """LiteRT's chips by vendor, with the vendor names of litert-torch's pipeline."""
 TARGETS: Final[dict[str, str]] = _DATA["targets"]
 """The target for each vendor, by the vendor names of LiteRT and its pipeline."""
@@ -61,5 +56,9 @@ TARGETS: Final[dict[str, str]] = _DATA["targets"]
 
 def find_chip(name: str) -> tuple[str, str] | None:
     """The vendor of a chip, and the chip's name in LiteRT; None if there is no such chip."""
-    chips = {chip.lower(): (vendor, chip) for vendor, chips in VENDORS.items() for chip in chips}
-    return chips.get(name.strip().lower())
+    wanted = name.strip().lower()
+    for vendor, chips in VENDORS.items():
+        for chip in chips:
+            if chip.lower() == wanted:
+                return vendor, chip
+    return None

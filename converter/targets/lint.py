@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -51,15 +51,15 @@ def lint(model: Model, target: Target, converted: Mapping[str, int] | None = Non
 
     `converted`: how many operators a conversion would leave in each signature, if that is known.
     """
-    findings = [
-        Finding("warning" if look is _constants else "error", rule, message, name)
-        for name, graph in model.entry_points()
-        for look in (_refused, _tensors, _joined_rows, _constants)
-        for rule, message in look(graph, target)
-    ]
+    findings: list[Finding] = []
+    for name, graph in model.entry_points():
+        for look in (_refused, _tensors, _joined_rows, _constants):
+            severity = "warning" if look is _constants else "error"
+            for rule, message in look(graph, target):
+                findings.append(Finding(severity, rule, message, name))
     findings += _of_chips(model, target)
     for name, graph in model.entry_points():
-        count = len(graph.operators)
+        count = len(graph)
         after = (converted or {}).get(name, count)
         if max(count, after) > (target.most_operators or math.inf):
             more = "" if after == count else f", {after:,} after a conversion"
@@ -70,11 +70,13 @@ def lint(model: Model, target: Target, converted: Mapping[str, int] | None = Non
         names = ", ".join(signature.key for signature in model.signatures)
         message = f"only subgraph 0 is read (signatures: {names}): export each to its own file"
         findings.append(Finding("warning", "signatures", message))
-    if target.external_weights is False and (outside := external_weights(model)):
+    outside = external_weights(model)
+    if target.external_weights is False and outside:
         weights = many(len(outside), "weight")
         message = f"{weights} after the flatbuffer are not read: convert writes them inside"
         findings.append(Finding("error", "external-weights", message))
-    if target.new_operator_codes is False and (codes := new_codes(model)):
+    codes = new_codes(model)
+    if target.new_operator_codes is False and codes:
         names = ", ".join(code.name for code in codes)
         message = f"{names}: the kind is read from deprecated_builtin_code, which is not set: convert sets it"
         findings.append(Finding("error", "operator-codes", message))
@@ -109,34 +111,48 @@ def _has_positions_first(signature: SignatureInfo) -> bool:
 
 
 def _refused(graph: Subgraph, target: Target) -> _Faults:
-    refused = [operator for operator in graph.operators if target.refuses(operator)]
-    counts = Counter(operator.name for operator in refused if operator.name != COMPOSITE)
-    for name, count in sorted(counts.items()):
+    operators = Counter[str]()
+    composites = Counter[str]()
+    for operator in filter(target.refuses, graph):
+        if operator.name == COMPOSITE:
+            composites[composite_name(operator)] += 1
+        else:
+            operators[operator.name] += 1
+    for name, count in sorted(operators.items()):
         yield "operator", f"{name} is refused ({many(count, 'time')})"
-    composites = Counter(
-        composite_name(operator) for operator in refused if operator.name == COMPOSITE
-    )
     names = ", ".join(f"{name} {many(count, 'time')}" for name, count in sorted(composites.items()))
     if names:
         remedy = "a target file with inline_composites = true opens them"
         yield "composite", f"composites are not opened: {names}; {remedy}"
 
 
-def refused_tensors(target: Target) -> list[tuple[str, str, Callable[[Tensor], bool]]]:
-    """The kinds of tensors that the target refuses: rule, sentence, and what belongs to it."""
-    open_lengths = "dimensions known only at run time are refused"
-    rules: dict[str, tuple[bool | None, str, Callable[[Tensor], bool]]] = {
-        "int64": (target.int64, "64-bit integers are refused", lambda t: t.dtype is DType.INT64),
-        "float": (
-            target.floats,
-            "floats are refused, quantize the model",
-            lambda t: t.dtype.is_float,
-        ),
-        "dynamic": (target.dynamic_shapes, open_lengths, _is_open),
-    }
-    return [
-        (rule, text, fits) for rule, (accepted, text, fits) in rules.items() if accepted is False
-    ]
+class TensorKind(NamedTuple):
+    """A kind of tensors that a target refuses: the rule, a sentence about it, and a test for its tensors."""
+
+    rule: str
+    text: str
+    includes: Callable[[Tensor], bool]
+
+
+def refused_tensors(target: Target) -> list[TensorKind]:
+    """The kinds of tensors that the target refuses."""
+    kinds: list[TensorKind] = []
+    if target.int64 is False:
+        kinds.append(TensorKind("int64", "64-bit integers are refused", _is_int64))
+    if target.floats is False:
+        kinds.append(TensorKind("float", "floats are refused, quantize the model", _is_float))
+    if target.dynamic_shapes is False:
+        text = "dimensions known only at run time are refused"
+        kinds.append(TensorKind("dynamic", text, _is_open))
+    return kinds
+
+
+def _is_int64(tensor: Tensor) -> bool:
+    return tensor.dtype is DType.INT64
+
+
+def _is_float(tensor: Tensor) -> bool:
+    return tensor.dtype.is_float
 
 
 def _is_open(tensor: Tensor) -> bool:
@@ -144,23 +160,23 @@ def _is_open(tensor: Tensor) -> bool:
 
 
 def _tensors(graph: Subgraph, target: Target) -> _Faults:
-    rules = refused_tensors(target)
-    defined = [
-        *graph.inputs,
-        *(tensor for operator in graph.operators for tensor in operator.outputs),
-    ]
+    kinds = refused_tensors(target)
     if target.open_length is not None:
         text = f"open lengths are compiled as {target.open_length}, give --shape NAME=SIZES"
-        rules.append(("open-length", text, _is_open))
-    for rule, text, fits in rules:
-        found = [tensor for tensor in defined if fits(tensor)]
+        kinds.append(TensorKind("open-length", text, _is_open))
+    defined = list(graph.inputs)
+    for operator in graph:
+        defined += operator.outputs
+    for kind in kinds:
+        found = list(filter(kind.includes, defined))
         if found:
-            named = ", ".join(
-                f"'{tensor.name[-60:]}' {list(tensor.shape_signature or tensor.shape)}"
-                for tensor in found[:_NAMED]
-            )
+            named = ", ".join(map(_titled, found[:_NAMED]))
             more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-            yield rule, f"{text}: {named}{more}"
+            yield kind.rule, f"{kind.text}: {named}{more}"
+
+
+def _titled(tensor: Tensor) -> str:
+    return f"'{tensor.name[-60:]}' {list(tensor.shape_signature or tensor.shape)}"
 
 
 def _joined_rows(graph: Subgraph, target: Target) -> _Faults:
@@ -168,15 +184,17 @@ def _joined_rows(graph: Subgraph, target: Target) -> _Faults:
 
     Operands that the ADD broadcasts and parts joined on another axis do not count.
     """
-    limit = target.largest_joined_rows_bytes or math.inf
+    limit = target.largest_joined_rows_bytes
+    if not limit:
+        return
     counts = Counter[int]()
-    for operator in graph.operators if limit < math.inf else ():
-        operands = [t for t in operator.inputs if t is not None and operator.name == "ADD"]
-        whole = [
-            t for t in operands if t.elements == operator.output.elements and _has_joined_rows(t)
-        ]
-        sizes = [tensor.elements * element_bytes(tensor) for tensor in whole]
-        counts.update([size for size in sizes if size > limit][:1])
+    for operator in graph:
+        for tensor in operator.given if operator.name == "ADD" else ():
+            size = tensor.elements * element_bytes(tensor)
+            is_whole = tensor.elements == operator.output.elements
+            if size > limit and is_whole and _has_joined_rows(tensor):
+                counts[size] += 1
+                break  # each operator counts once
     source = _source(target, "largest_joined_rows_bytes")
     remedy = f"split the heads, so that no mask is repeated{source}"
     for size, count in counts.items():
@@ -190,11 +208,7 @@ def _has_joined_rows(tensor: Tensor) -> bool:
     """True if a CONCATENATION on the second-to-last axis made it, or the tensor that it is computed from."""
     operator = tensor.producer
     while operator is not None and operator.name in _ROWS_STAY:
-        varying = [
-            operand
-            for operand in operator.inputs
-            if operand is not None and not operand.is_constant
-        ]
+        varying = operator.computed
         kinds = {(operand.shape[-2:], operand.dtype) for operand in varying}
         if len(varying) != 1 or kinds != {(tensor.shape[-2:], tensor.dtype)}:
             return False
@@ -207,9 +221,10 @@ def _has_joined_rows(tensor: Tensor) -> bool:
 
 def _constants(graph: Subgraph, _: Target) -> _Faults:
     """Mask constants that overflow in half precision, or leave no precision after quantization."""
-    readers = {
-        t: op.name for op in graph.operators if op.name in _MASK_OPERATORS for t in op.inputs if t
-    }
+    readers: dict[Tensor, str] = {}
+    for operator in graph:
+        if operator.name in _MASK_OPERATORS:
+            readers |= dict.fromkeys(operator.given, operator.name)
     for tensor, name in readers.items():
         known = (
             tensor.has_numbers

@@ -67,13 +67,11 @@ def placed_by_file(model: Model) -> list[Placement]:
     """What runs where in a compiled model: the CPU runs all but its calls to the NPU."""
     found: list[Placement] = []
     for name, graph in model.entry_points():
-        on_cpu = [
-            on_the_cpu(place, operator)
-            for place, operator in enumerate(graph.operators)
-            if operator.code.custom_code != CALL
-        ]
-        calls = len(graph.operators) - len(on_cpu)
-        found.append(Placement(name, calls, tuple(on_cpu)))
+        on_cpu: list[OnCpu] = []
+        for place, operator in enumerate(graph.operators):
+            if operator.code.custom_code != CALL:
+                on_cpu.append(on_the_cpu(place, operator))
+        found.append(Placement(name, len(graph) - len(on_cpu), tuple(on_cpu)))
     return found
 
 
@@ -94,18 +92,17 @@ def placed_by_facts(model: Model, target: Target) -> list[Placement]:
 def on_the_cpu(place: int, operator: Operator, reason: str = "") -> OnCpu:
     """An operator at this place in its signature, as one that stays on the CPU."""
     kind = composite_name(operator) or operator.name
-    return OnCpu(kind, place, operator.outputs[0].name if operator.outputs else "", reason)
+    result = operator.outputs[0].name if operator.outputs else ""
+    return OnCpu(kind, place, result, reason)
 
 
 def _refusal(operator: Operator, target: Target) -> str:
     """Why the target refuses an operator; empty if it is not known to."""
     if target.refuses(operator):
         return f"{target.name} does not take this kind"
-    tensors = [one for one in operator.inputs if one is not None and not one.is_constant]
-    tensors += operator.outputs
-    for _, text, fits in refused_tensors(target):
-        if any(map(fits, tensors)):
-            return text
+    for kind in refused_tensors(target):
+        if any(map(kind.includes, (*operator.computed, *operator.outputs))):
+            return kind.text
     return ""
 
 
@@ -115,7 +112,7 @@ def facts_about(target: Target) -> str:
 
 
 def placement_lines(found: Iterable[Placement], source: str) -> list[str]:
-    """What runs where, every signature first, then the operators; empty if nothing is known. `source`: who tells."""
+    """What runs where, by `source`: first every signature, then the operators; empty if nothing is known."""
     lines: list[str] = []
     details: list[str] = []
     for one in found:

@@ -61,7 +61,7 @@ class Target:
         accepted_operators: all operators that it accepts, except composites; any other is refused.
         accepted_composites: names of composites that it accepts even if `composites` is False.
         largest_joined_rows_bytes: most bytes of rows joined by a CONCATENATION that an ADD computes correctly.
-        open_length: the length that it compiles open lengths as, without a word.
+        open_length: the length that it compiles open lengths as, without a warning.
         most_operators: most operators of a signature that it compiles.
         transposed_caches: chips on which it crashes if the positions of caches come before the heads.
         language_model_chips: the chips that are known to run language models.
@@ -143,20 +143,17 @@ class Target:
 
     def stated(self) -> dict[str, Any]:
         """Facts that differ from those of an empty target."""
-        blank = Target("", "")
-        return {
-            name: value for name, value in self.to_dict().items() if value != getattr(blank, name)
-        }
+        blank = Target("", "").to_dict()
+        return {name: value for name, value in self.to_dict().items() if value != blank.get(name)}
 
     def refuses(self, operator: Operator) -> bool:
         """True if the target is known to refuse operators of this kind."""
         if operator.name == COMPOSITE:
-            return (
-                self.composites is False
-                and composite_name(operator) not in self.accepted_composites
-            )
-        listed = not self.accepted_operators or operator.name in self.accepted_operators
-        return operator.name in self.refused_operators or not listed
+            is_accepted = composite_name(operator) in self.accepted_composites
+            return self.composites is False and not is_accepted
+        if self.accepted_operators and operator.name not in self.accepted_operators:
+            return True
+        return operator.name in self.refused_operators
 
     def check(self, operators: Iterable[Operator], instead_of: Iterable[Operator] = ()) -> None:
         """Check that the target accepts these operators, unless it refuses `instead_of` as well.
@@ -171,8 +168,8 @@ class Target:
 
 def target_names() -> list[str]:
     """Names of the bundled targets."""
-    files = {entry.name for entry in resources.files(__package__).iterdir()} - {"chips.toml"}
-    return sorted(name.removesuffix(".toml") for name in files if name.endswith(".toml"))
+    files = [Path(entry.name) for entry in resources.files(__package__).iterdir()]
+    return sorted(file.stem for file in files if file.suffix == ".toml" and file.stem != "chips")
 
 
 TargetLike = str | os.PathLike[str] | Target
@@ -221,8 +218,10 @@ def _parse(text: str, source: str) -> Target:
         ("unsplit_types", "type", DType.__members__),
     )
     for key, what, known in lists:
-        for name in (name for name in getattr(target, key) if name not in known):
-            wrong.append(f"'{name}' in '{key}' is not a TFLite {what}, {did_you_mean(name, known)}")
+        for name in getattr(target, key):
+            if name not in known:
+                meant = did_you_mean(name, known)
+                wrong.append(f"'{name}' in '{key}' is not a TFLite {what}, {meant}")
     if wrong:
         raise UsageError(f"target file {source}: {wrong[0]}")
     return target
@@ -242,16 +241,15 @@ def write_target(target: Target, path: str | os.PathLike[str], *, overwrite: boo
 
 def to_toml(target: Target) -> str:
     """The text of the target's file; facts with default values are omitted."""
-    facts = {"name": target.name, "summary": target.summary, **target.stated()}
-    tables = {name: value for name, value in facts.items() if isinstance(value, dict)}
-    lines = [f"{name} = {_value(value)}" for name, value in facts.items() if name not in tables]
-    for name, table in tables.items():
-        lines += [
-            "",
-            f"[{name}]",
-            *(f"{_value(key)} = {_value(value)}" for key, value in table.items()),
-        ]
-    return "\n".join(lines) + "\n"
+    lines: list[str] = []
+    tables: list[str] = []
+    for name, value in {"name": target.name, "summary": target.summary, **target.stated()}.items():
+        if not isinstance(value, dict):
+            lines.append(f"{name} = {_value(value)}")
+            continue
+        tables += ["", f"[{name}]"]
+        tables += (f"{_value(key)} = {_value(one)}" for key, one in value.items())
+    return "\n".join([*lines, *tables]) + "\n"
 
 
 def _value(value: object) -> str:

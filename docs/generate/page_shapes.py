@@ -1,5 +1,7 @@
 """The page of shape rules: the operators with one, the inferred shape, and the source."""
 
+from inspect import getdoc
+
 from edge_opt.ir.operators import BUILTIN_OPERATORS
 from edge_opt.shapes.rules import RULES
 
@@ -24,11 +26,10 @@ def table() -> str:
     derived: dict[tuple[str, str], list[str]] = {}
     missing: dict[str, list[str]] = {}
     for name in sorted(BUILTIN_OPERATORS):
-        entry = RULES.get(name)
-        if entry is None:
-            missing.setdefault(why_not(name), []).append(name)
+        if name in RULES:
+            derived.setdefault(described(name), []).append(name)
         else:
-            derived.setdefault((entry.sentence, entry.source), []).append(name)
+            missing.setdefault(why_not(name), []).append(name)
     lines = [f"| {', '.join(names)} | {' | '.join(words)} |" for words, names in derived.items()]
     reasons = [f"- {', '.join(names)}: {why}." for why, names in missing.items()]
     without = len(BUILTIN_OPERATORS) - len(RULES)
@@ -36,6 +37,12 @@ def table() -> str:
     head = ["| operators | rule | source in TFLite's kernels |", "| --- | --- | --- |"]
     rest = "Other operators have no rule. Unless noted, their results keep the recorded shapes:"
     return "\n".join([counts, "", *head, *lines, "", rest, "", *reasons])
+
+
+def described(name: str) -> tuple[str, str]:
+    """What an operator's rule infers, and its source: the first and the last line of its docstring."""
+    lines = str(getdoc(RULES[name])).splitlines()
+    return lines[0], lines[-1].removeprefix("Source: ")
 
 
 def why_not(name: str) -> str:
