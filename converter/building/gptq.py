@@ -6,6 +6,7 @@ product's inputs (Frantar et al. 2022, https://arxiv.org/abs/2210.17323). Rows a
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +47,28 @@ class Grid:
     def values(self) -> Floats:
         """The rounded weights."""
         return self.codes * self.scales[:, None]
+
+
+class Moments:
+    """The sum of `x x'` over inputs x of a product, `[columns, columns]`."""
+
+    def __init__(self) -> None:
+        self._upper: Any = (
+            None  # the part above the diagonal and on it, whose sum takes half the time
+        )
+
+    def add(self, inputs: Floats) -> None:
+        """Add inputs `[count, columns]`."""
+        from scipy.linalg.blas import ssyrk
+
+        if self._upper is None:
+            self._upper = ssyrk(1.0, inputs.T)
+        else:
+            self._upper = ssyrk(1.0, inputs.T, beta=1.0, c=self._upper, overwrite_c=True)
+
+    def whole(self) -> Floats:
+        """The sum so far."""
+        return np.asarray(np.triu(self._upper) + np.triu(self._upper, 1).T)
 
 
 class Rounder:

@@ -3,7 +3,7 @@
 Needs torch and transformers; runs in the process of a stage.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +15,7 @@ import numpy as np
 from edge_opt.base.errors import UsageError
 from edge_opt.base.words import Progress
 from edge_opt.building.checkpoint import Streamed
-from edge_opt.building.gptq import ROWS_AT_ONCE, Floats, Grid, Rounder
+from edge_opt.building.gptq import ROWS_AT_ONCE, Floats, Grid, Moments, Rounder
 from edge_opt.building.logits import KEPT_ROWS
 
 PRODUCTS = {
@@ -134,7 +134,7 @@ class Network:
             progress("measuring", layer, len(self.products))
             with self._filled(self._layers[layer]):
                 self._move(layer, [text for _, text in changed])
-                moments = self._advance(layer, read)
+                moments = self._advance(layer, read, products)
                 for product in products:
                     text = replace(judged)
                     rounder = Rounder(moments.pop(product.name))
@@ -174,29 +174,29 @@ class Network:
         for layer, products in enumerate(self.products):
             progress("rounding", layer, len(self.products))
             before = [replace(text) for text in read]
+            chosen = list(filter(narrow, products))
             with self._filled(self._layers[layer]):
-                moments = self._advance(layer, read)
+                moments = self._advance(layer, read, chosen)
                 for product in products:
                     grids = {name: known[name] for name in product.modules if name in known}
-                    if narrow(product):
+                    if product in chosen:
                         rounder = Rounder(moments.pop(product.name))
                         for name, module in product.modules.items():
                             grids[name] = rounder.rounded(rows_of(module))
                     for name, grid in grids.items():
                         set_rows(product.modules[name], grid.values())
                         keep(name, grid)
-                if any(map(narrow, products)):
+                if chosen:
                     read = before
                     self._move(layer, read)
                 self._move(layer, [judged])
         return self._normed_moments(read), self._harm(judged)
 
     def _normed_moments(self, texts: Sequence[Text]) -> Floats:
-        total: Any = 0
+        total = Moments()
         for text in texts:
-            states = self._model.model.norm(text.hidden)[0]
-            total = total + states.T @ states
-        return np.asarray(total.numpy(), np.float32)
+            total.add(self._model.model.norm(text.hidden)[0].numpy())
+        return total.whole()
 
     def _logits_harm(self, read: Sequence[Text], judged: Text) -> float:
         """The harm of 4-bit logits, as the stage `narrow` makes them, by blocks of rows."""
@@ -238,24 +238,27 @@ class Network:
             made = self._layers[layer](text.hidden, **text.arguments[layer])
             text.hidden = made[0] if isinstance(made, tuple) else made
 
-    def _advance(self, layer: int, texts: Sequence[Text]) -> dict[str, Floats]:
-        """Move texts behind a layer; the sum of `x x'` over inputs x, by product."""
-        moments: dict[str, Any] = dict.fromkeys(PRODUCTS, 0)
+    def _advance(
+        self, layer: int, texts: Sequence[Text], products: Iterable[Product]
+    ) -> dict[str, Floats]:
+        """Move texts behind a layer; the sum of `x x'` over inputs x of its products, by their names."""
+        moments: dict[str, Moments] = {}
 
         def add(product: str, _: Any, given: tuple[Any, ...]) -> None:
             states = given[0].reshape(-1, given[0].shape[-1])
             if product == "down":
                 states = _without_outliers(states)
-            moments[product] = moments[product] + states.T @ states
+            moments[product].add(states.numpy())
 
         hooks = []
-        for product in self.products[layer]:
+        for product in products:
+            moments[product.name] = Moments()
             reader = next(iter(product.modules.values()))
             hooks.append(reader.register_forward_pre_hook(partial(add, product.name)))
         self._move(layer, texts)
         for hook in hooks:
             hook.remove()
-        return {name: np.asarray(total.numpy(), np.float32) for name, total in moments.items()}
+        return {name: total.whole() for name, total in moments.items()}
 
     @contextmanager
     def _instead(self, product: Product, change: Callable[[Floats], Floats]) -> Iterator[None]:
