@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pretend_stages import write
 
-from edge_opt.building.pipeline import join_biases
+from edge_opt.building.pipeline import mend_export
 from edge_opt.ir.opening import Opened
 
 GRAPH = """
@@ -45,7 +45,7 @@ def test_a_bias_that_is_added_becomes_an_operand_of_its_product(
         more_returned=f", %{more}" if more else "",
     )
     path = write(tmp_path / "float.litertlm", text)
-    join_biases(path)
+    mend_export(path)
     (signature,) = Opened(path).main().model.signatures
     assert [operator.name for operator in signature.subgraph] == operators
     if len(operators) == 2:
@@ -54,3 +54,30 @@ def test_a_bias_that_is_added_becomes_an_operand_of_its_product(
         assert product.output.shape == (1, 4, 3)
         assert product.option("keep_num_dims")
     assert [file.name for file in tmp_path.iterdir()] == ["float.litertlm"]
+
+
+NORM = """
+signature decode = #0 (x=%x) -> (y=%y)
+subgraph decode (%x: float32[1,4]) {
+  %y: float32[1,4] = STABLEHLO_COMPOSITE(%x) {name: "odml.rms_norm", decomposition_subgraph_index: 1}
+  return %y
+}
+subgraph body (%a: float32[1,4]) {
+  %mul: float32[1,4] = MUL(%a, %a)
+  %rsqrt: float32[1,4] = RSQRT(%mul)
+  return %rsqrt
+}
+"""
+
+
+def test_tensors_of_a_norm_are_named_after_it_so_that_the_quantizer_keeps_it_in_float(
+    tmp_path: Path,
+) -> None:
+    path = write(tmp_path / "float.litertlm", NORM)
+    mend_export(path)
+    mend_export(path)  # again, nothing is left to do
+    model = Opened(path).main().model
+    names = [operator.output.name for operator in model.subgraphs[1]]
+    assert names == ["odml.rms_norm/mul", "odml.rms_norm/rsqrt"]
+    assert model.subgraphs[1].inputs[0].name == "a"
+    assert model.subgraphs[0].outputs[0].name == "y"
