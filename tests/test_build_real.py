@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from edge_opt.building.settings import DEFAULTS, FILES, FIXED, NAMES
 from edge_opt.building.source import SETTING
 from edge_opt.building.stages import Job
 from edge_opt.inspection import inspect
+from edge_opt.ir.composites import body_of, composite_name
 from edge_opt.ir.opening import Opened
 from edge_opt.schema.litertlm import read_bundle
 
@@ -192,6 +194,9 @@ def test_an_export_that_streams_the_weights_gives_the_same_bundle(
             signature.key: Counter((one.name, one.output.shape) for one in signature.subgraph)
             for signature in model.signatures
         }
+        for norm in filter(composite_name, model.operators()):
+            for inner in body_of(model, norm).operators:
+                assert re.search("rms_?norm", inner.output.name, re.IGNORECASE), "becomes int16"
         codes: set[tuple[object, ...]] = set()
         for graph in model.subgraphs:
             for tensor in graph.tensors:
