@@ -1,12 +1,14 @@
 """Run `edge-opt build` on a real checkpoint: the figures at the top of README, a row for each `--weights`.
 
     python benchmarks/real.py CHECKPOINT --prompts calibration.jsonl --held-out held.jsonl
-                              [--weights 8 4-logits] [--soc SM8750] [--sdk DIR] [--work DIR] [--json]
+                              [--weights 8 4-logits] [--max-perplexity-ratio 1.05]
+                              [--soc SM8750] [--sdk DIR] [--work DIR] [--json]
 
 README's rows are of Gemma 3 270M, SmolLM2-135M-Instruct and Qwen2.5-Coder-0.5B-Instruct; Qwen2.5-Coder-1.5B-Instruct
-takes 23 GiB. CHECKPOINT is a Hugging Face folder; `testdata/make_checkpoint.py` makes one with random weights. The
-builds use the default settings and include the evaluation. Results of an earlier run in DIR are reused, with their
-times. Needs the extras `build` and `lm`, Qualcomm's libraries and, for the first three, about 12 GiB, no network.
+takes 14 GB with tf-nightly, else 23. CHECKPOINT is a Hugging Face folder; `testdata/make_checkpoint.py` makes one with
+random weights. The builds use the default settings and include the evaluation. Results of an earlier run in DIR are
+reused, with their times. Needs the extras `build` and `lm`, Qualcomm's libraries and, for the first three, about
+12 GiB, no network.
 """
 
 import argparse
@@ -75,6 +77,7 @@ def main() -> int:
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--held-out", type=Path, required=True)
     parser.add_argument("--weights", nargs="+", default=["8"])
+    parser.add_argument("--max-perplexity-ratio", type=float)
     parser.add_argument("--soc", default="SM8750")
     parser.add_argument("--sdk")
     parser.add_argument("--work", type=Path, help="folder of all results; default: CHECKPOINT.real")
@@ -92,6 +95,7 @@ def main() -> int:
             held_out=options.held_out,
             sdk=options.sdk,
             weights=weights,
+            max_perplexity_ratio=options.max_perplexity_ratio,
             work=folder / "work",
             overwrite=True,
             on_stage=None if options.json else lambda stage: print(stage_line(stage), flush=True),

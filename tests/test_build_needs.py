@@ -43,9 +43,8 @@ def test_what_the_machine_lacks_is_a_warning_with_the_remedy(
 def test_where_free_memory_is_not_told_all_memory_counts(
     monkeypatch: Patch, tmp_path: Path
 ) -> None:
-    linux = needs._free_memory()
     monkeypatch.setattr(needs, "_MEMORY_INFO", tmp_path / "none")
-    assert needs._free_memory() >= min(linux, GIGA // 4)
+    assert needs._free_memory() > GIGA // 4
     monkeypatch.delattr(os, "posix_fallocate")
     assert create(tmp_path / "mac", {"a": ("F32", (5,))})["a"].read().tolist() == [0.0] * 5
 

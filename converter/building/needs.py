@@ -13,18 +13,18 @@ from edge_opt.building.stages import MORE_MEMORY
 
 _EXPORT_IN_MEMORY = "export in memory"
 _MEMORY = {
-    "round": (1.0, 2.5),
-    "export": (2.7, 8.9),
+    "round": (1.5, 3.6),
+    "export": (3.0, 7.0),
     _EXPORT_IN_MEMORY: (2.6, 13.1),
-    "calibrate": (1.5, 3.5),
-    "quantize": (1.5, 4.0),
+    "calibrate": (1.4, 3.8),
+    "quantize": (1.3, 4.7),
     "narrow": (0.9, 0.9),
-    "optimize": (1.2, 2.3),
+    "optimize": (0.2, 5.3),
     "compile": (1.0, 8.5),
 }
 """Bytes of memory of a stage's largest process: billions for any model, and those for each weight.
 
-From Qwen2.5-Coder-0.5B and, for the export and the compiler, 1.5B.
+From Qwen2.5-Coder-0.5B and 1.5B; `round` and `narrow` from 0.5B alone.
 """
 _DISK = 22
 """Bytes for each weight: three copies in float32 during the export, and a bundle for each stage."""
@@ -83,7 +83,7 @@ def _weights_in(file: Path) -> int:
 
 
 def _free_memory() -> int:
-    """Bytes of memory and swap that can be used; where only Linux tells, all memory."""
+    """Bytes of memory and swap that can be used; without Linux's figures, all memory of the machine."""
     if not _MEMORY_INFO.is_file():
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     lines = _MEMORY_INFO.read_text(encoding="ascii").splitlines()

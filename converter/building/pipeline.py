@@ -253,8 +253,8 @@ def name_bodies(model: Model) -> None:
     """Put a composite's name before the names of the tensors that its body computes.
 
     litert-torch keeps norms in float by the names of their tensors, which contain `RMSNorm` or `rms_norm`. Its second
-    converter names them `tfl.mul`; in int16, they ruin the answers on LiteRT's CPU kernels (Qwen2.5-Coder-0.5B:
-    106 times the checkpoint's perplexity), though not on an NPU that takes the composite as a whole.
+    converter names them `tfl.mul`, and norms in int16 are too coarse on LiteRT's CPU kernels (Qwen2.5-Coder-0.5B: 106
+    times the checkpoint's perplexity), though not on an NPU that computes the composite as a whole.
     """
     for operator in model.operators():
         name = composite_name(operator)
