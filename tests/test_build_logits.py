@@ -11,7 +11,7 @@ from cli_runs import Patch
 
 from edge_opt.base.errors import UsageError
 from edge_opt.building import logits as logits_module
-from edge_opt.building.gptq import Rounder
+from edge_opt.building.gptq import Moments, Rounder
 from edge_opt.building.logits import moments_of, narrow_logits
 from edge_opt.building.rotation import prepare
 from edge_opt.ir import Model, to_bytes
@@ -42,6 +42,13 @@ def logits(found: Model, codes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     plain = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
     runner = Interpreter(model_content=to_bytes(found), experimental_op_resolver_type=plain)
     return np.asarray(runner.get_signature_runner("decode")(x=codes)["logits"], np.float64)[0, 0]
+
+
+def test_moments_are_summed_over_texts_on_both_sides_of_the_diagonal() -> None:
+    moments = Moments()
+    for text in (INPUTS[:200], INPUTS[200:]):
+        moments.add(text)
+    assert np.allclose(moments.whole(), MOMENTS, rtol=1e-4, atol=1e-2 * np.abs(MOMENTS).mean())
 
 
 def test_frequent_rows_give_the_same_numbers_and_the_others_near_ones() -> None:
