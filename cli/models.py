@@ -11,10 +11,10 @@ from edge_opt.cli.options import argument, expert, option, read_shapes
 
 def convert(
     source: options.ModelArgument,
-    out: Annotated[Path | None, argument("Output file, same as -o.", "OUT")] = None,
+    out: Annotated[str | None, argument("Output file, same as -o.", "OUT")] = None,
     *,
     destination: Annotated[
-        Path | None,
+        str | None,  # a path would lose the / that marks a folder
         option(
             "Output file or folder. Default: NAME.opt.tflite beside IN.", "<OUT>", "-o", "--output"
         ),
@@ -242,7 +242,7 @@ def record(
     model: options.ModelArgument,
     *,
     destination: Annotated[
-        Path | None,
+        str | None,
         option(
             "Output file. Default: NAME.golden.npz beside IN.",
             "<FILE.npz>",

@@ -418,6 +418,7 @@ AUXILIARY = model_part("aux", to_bytes(parse(FLOAT)))
 BAD: dict[str, Change] = {
     "is not a Hugging Face checkpoint: it has no config.json": put(CONFIG, None),
     "--set: setting 'cache_lenght' does not exist, did you mean 'cache_length": options(settings={"cache_lenght": 3}),
+    "setting 'cache_lenth' does not exist": options(settings={"cache_lenth": 3}, sdk="no such folder"),
     '--set cache_length: "long" must have the type of 1280': options(settings={"cache_length": "long"}),
     "a cache of 64 tokens has no room for two prefills of 128": options(cache=64),
     "--set soc_model cannot be set: it follows from --soc": options(settings={"soc_model": "SM8850"}),

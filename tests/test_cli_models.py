@@ -160,6 +160,15 @@ def test_golden_records_beside_the_model_and_replaces_only_with_force(
     assert "Different:" in ran.out
 
 
+@pytest.mark.parametrize("command", ["convert", "golden record"])
+def test_a_name_with_a_slash_is_a_folder_that_has_to_exist(
+    command: str, demo: Path, capsys: Captured
+) -> None:
+    given = (*command.split(), demo, "-o", f"{demo.parent}/new/")
+    assert "does not exist: create it" in run(capsys, *given).failed_in_one_sentence(2)
+    assert not (demo.parent / "new").exists()
+
+
 @pytest.mark.parametrize(
     "command", ["convert IN", "inspect IN --shapes", "compare IN IN", "compare DEMO IN"]
 )

@@ -24,6 +24,8 @@ _REASONS: Final = {
     errno.EPERM: "no permission to write in this folder, choose another",
 }
 
+_SEPARATORS: Final = ("/", os.sep)
+
 AnyPath = str | os.PathLike[str]
 """A file's path, as callers give it."""
 
@@ -33,6 +35,14 @@ def path_of(given: object, what: str) -> Path:
     if isinstance(given, str | os.PathLike):
         return Path(given)
     raise UsageError(f"{what} must be a path, got a {type(given).__name__}")
+
+
+def output_path(given: object) -> Path:
+    """`given` as an output's path; UsageError for anything else, or for `name/` if there is no such folder."""
+    path = path_of(given, "an output")
+    if str(given).endswith(_SEPARATORS) and not path.is_dir():
+        raise UsageError(f"{given} is a folder that does not exist: create it, or leave out the /")
+    return path
 
 
 def contents_of(given: Any) -> bytes | None:
@@ -50,7 +60,7 @@ def resolve_target(
     UsageError if it is an input, or exists and `overwrite` is false; OutputError if it cannot be written.
     """
     try:
-        target = path_of(path, "an output").resolve()
+        target = output_path(path).resolve()
         status = target.stat()
     except FileNotFoundError:
         if not target.parent.is_dir():

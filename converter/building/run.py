@@ -154,9 +154,9 @@ def build(
     vendor, chip = _chip_of(soc)
     given = look_at(source, None if base is None else path_of(base, "the base"))
     facts = _target(vendor, chip, target)
-    libraries = _libraries(vendor, Compiler(chip, sdk=sdk))
     settings = {**(settings or {}), **_lengths(given, prefill, cache)}
     check_settings(given, settings)
+    libraries = _libraries(vendor, Compiler(chip, sdk=sdk))
     steps = recipe(given.kind, weights, narrow_weights=vendor == _NARROW_WEIGHTS)
     limit = _limit(max_perplexity_ratio, weights)
     rounding = {"ratio": limit, "plan": _plan(plan, weights)}

@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Final, Literal, get_args
 
-from edge_opt.base.atomic import AnyPath, path_of, resolve_target
+from edge_opt.base.atomic import AnyPath, output_path, resolve_target
 from edge_opt.base.errors import EdgeOptError, UsageError, match_names, unknown
 from edge_opt.base.words import Progress
 from edge_opt.conversion import models
@@ -210,7 +210,7 @@ def _destination(
         output = default_output(path, opened.suffix)
     if output is None:
         return None
-    output = path_of(output, "an output")
+    output = output_path(output)
     if output.is_dir() and path is not None:
         output /= default_output(path, opened.suffix).name
     check_suffix(output, opened.suffix)
