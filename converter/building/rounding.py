@@ -1,6 +1,6 @@
 """Rounds weights of a checkpoint's layers to 4 bits before the export: as many as the quality allows.
 
-    checkpoint -> rotate -> measure each product -> choose -> round layer by layer -> rounded checkpoint, codes, plan
+    checkpoint -> rotate -> round and measure each product -> choose -> rounded checkpoint, codes, plan
 
 A product's harm is the KL divergence of the next token when it alone is rounded, on text that its rounding did not see.
 The products with the least harm for their size are chosen, up to an allowance. The share of a product's output that
@@ -10,9 +10,8 @@ rounding destroys does not predict the harm. In Qwen2.5-Coder-0.5B, one product 
 import json
 import math
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,11 @@ import numpy as np
 from edge_opt.base.errors import UsageError
 from edge_opt.base.record import from_dict
 from edge_opt.base.words import Progress, listed, many
-from edge_opt.building.checkpoint import Stored, Streamed, create, load
+from edge_opt.building.checkpoint import Streamed, create, load
 from edge_opt.building.gptq import TOP, Floats, Grid
 from edge_opt.building.network import (
     NAMES,
+    Harm,
     Network,
     Product,
     check_family,
@@ -110,34 +110,35 @@ def round_weights(job: Job, progress: Progress) -> dict[str, Any]:
             if prepared.rotated:
                 weights = load(rotated)
         network = Network(weights, read, judged)
+        rounded = _Codes(Path(folder, _CODES), weights, network.modules())
         if known:
             unused = "" if given is None else ", so the plan is not used"
             notes.append(f"The checkpoint's weights lie on a 4-bit grid already{unused}")
-            plan = Plan(tuple(_bits(network, lambda product: set(product.modules) <= set(known))))
+            plan = Plan(
+                tuple(_bits(network, lambda product: product.modules.keys() <= known.keys()))
+            )
+            for name, grid in known.items():
+                rounded.keep(name, grid)
+            moments = network.rounded(Plan(()).narrow(), rounded.keep, progress)
         elif given is not None:
             plan = checked_plan(given, network)
+            moments = network.rounded(plan.narrow(), rounded.keep, progress)
         else:
-            plan = _measured_plan(network, job.options["ratio"], progress)
-        # What lies on a grid already stays as it is.
-        narrow = (Plan(()) if known else plan).narrow()
-        names = [*known]
-        for product in chain.from_iterable(network.products):
-            if narrow(product):
-                names += product.modules
+            moments, harm = network.measured(rounded.keep, progress)
+            plan = _measured_plan(harm, job.options["ratio"])
+        chosen = network.modules(plan.narrow())
+        codes = _Codes(output / _CODES, weights, chosen)
+        codes.keep_moments(moments)
         # A rotated checkpoint has a place for each weight by now.
-        places = weights.prepare_copy(source, output / CHECKPOINT, map(_weight_of, names))
-        codes = _places_of_codes(output / _CODES, weights, names)
-
-        def keep(name: str, grid: Grid) -> None:
+        places = weights.prepare_copy(source, output / CHECKPOINT, map(_weight_of, chosen))
+        for name in chosen:
+            grid = rounded.grid(name)
+            codes.keep(name, grid)
             places.pop(_weight_of(name)).codes("r+")[:] = grid.values()
-            codes[f"{name}.codes"].codes("r+")[:] = grid.codes
-            codes[f"{name}.scales"].codes("r+")[:] = grid.scales
-
-        moments, harm = network.rounded(narrow, known, keep, progress)
-        codes[_LOGITS].codes("r+")[:] = moments
         weights.copy_to(places)
+        cost = network.harm_of(chosen, codes.grid)
     (output / PLAN).write_text(json.dumps(asdict(plan), indent=1), encoding="utf-8")
-    notes += [*plan_lines(plan), f"KL divergence of the rounded weights: {harm:.3f} nats"]
+    notes += [*plan_lines(plan), f"KL divergence of the rounded weights: {cost:.3f} nats"]
     return {"notes": [*filter(None, notes)]}
 
 
@@ -166,9 +167,8 @@ def _texts(checkpoint: Path, prompts: Path) -> tuple[list[Any], Any]:
     return read, torch.cat(judged)
 
 
-def _measured_plan(network: Network, ratio: float, progress: Progress) -> Plan:
-    """The plan that measuring every product leads to."""
-    harm = network.measured(progress)
+def _measured_plan(harm: Harm, ratio: float) -> Plan:
+    """The plan for the harm of every product."""
     measured = [Choice(one.layer, one.name, one.weights, 8, kl) for one, kl in harm.products]
     return choose(measured, harm.eight_bits, harm.logits, ratio)
 
@@ -269,23 +269,40 @@ def _weight_of(name: str) -> str:
     return f"{name}.weight"
 
 
-def _places_of_codes(path: Path, weights: Streamed, names: Sequence[str]) -> dict[str, Stored]:
-    """The places of codes and scales in a new file, which has the products' biases."""
-    width = weights.model.config.hidden_size
-    tensors: dict[str, tuple[str, tuple[int, ...]]] = {_LOGITS: ("F32", (width, width))}
-    biases: dict[str, Floats] = {}
-    for name in names:
-        module = weights.model.get_submodule(name)
-        rows, columns = module.weight.shape
-        tensors[f"{name}.codes"] = "I8", (rows, columns)
-        tensors[f"{name}.scales"] = "F32", (rows,)
-        if module.bias is not None:
-            tensors[f"{name}.bias"] = "F32", (rows,)
-            biases[f"{name}.bias"] = weights.read(f"{name}.bias")
-    places = create(path, tensors)
-    for name, numbers in biases.items():
-        places[name].codes("r+")[:] = numbers
-    return places
+class _Codes:
+    """A new file: the rounded weights of modules by name, their biases, and the moments of the logits' inputs."""
+
+    def __init__(self, path: Path, weights: Streamed, names: Iterable[str]) -> None:
+        width = weights.model.config.hidden_size
+        tensors: dict[str, tuple[str, tuple[int, ...]]] = {_LOGITS: ("F32", (width, width))}
+        biases: dict[str, Floats] = {}
+        for name in names:
+            module = weights.model.get_submodule(name)
+            rows, columns = module.weight.shape
+            tensors[f"{name}.codes"] = "I8", (rows, columns)
+            tensors[f"{name}.scales"] = "F32", (rows,)
+            if module.bias is not None:
+                tensors[f"{name}.bias"] = "F32", (rows,)
+                biases[f"{name}.bias"] = weights.read(f"{name}.bias")
+        self._places = create(path, tensors)
+        for name, numbers in biases.items():
+            self._write(name, numbers)
+
+    def _write(self, name: str, numbers: Any) -> None:
+        self._places[name].codes("r+")[:] = numbers
+
+    def keep_moments(self, moments: Floats) -> None:
+        """Write the moments."""
+        self._write(_LOGITS, moments)
+
+    def keep(self, name: str, grid: Grid) -> None:
+        """Write the weights of a module."""
+        self._write(f"{name}.codes", grid.codes)
+        self._write(f"{name}.scales", grid.scales)
+
+    def grid(self, name: str) -> Grid:
+        """Read the weights of a module."""
+        return Grid(self._places[f"{name}.codes"].codes(), self._places[f"{name}.scales"].codes())
 
 
 @dataclass(frozen=True, slots=True)
