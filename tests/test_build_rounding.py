@@ -16,7 +16,7 @@ from edge_opt.building import rounding
 from edge_opt.building.gptq import Grid
 from edge_opt.building.narrowing import narrow_layers
 from edge_opt.building.network import PRODUCTS, check_family
-from edge_opt.building.rounding import CAUTION, CHECKPOINT, PLAN, Choice, choose, read_rounded
+from edge_opt.building.rounding import CHECKPOINT, PLAN, Choice, Plan, choose, read_rounded
 from edge_opt.building.stages import Job
 from edge_opt.ir import DType, Model, to_bytes
 from edge_opt.ir.parse import parse
@@ -136,15 +136,25 @@ def test_weights_that_are_not_found_by_their_values_are_an_error(change: int) ->
         narrow_layers(model(grid), {"layer": other}, {})
 
 
-def test_the_least_harmful_products_for_their_size_are_chosen_up_to_what_is_left() -> None:
+def test_the_least_harmful_products_for_their_size_are_chosen_up_to_what_they_may_cost_together() -> (
+    None
+):
     harms = {"qkv": (0.01, 100), "o": (0.02, 100), "gate_up": (0.005, 1000), "down": (0.5, 1000)}
     measured = [Choice(0, name, count, 8, kl) for name, (kl, count) in harms.items()]
+
+    def together(plan: Plan) -> float:
+        """More than the sum of their harms."""
+        return 0.01 + 2 * sum(one.harm for one in plan.products if one.bits == 4)
+
     for allowance, narrow in (
-        (0.05, {"qkv", "gate_up", "o"}),
-        (0.028, {"qkv", "gate_up"}),
-        (0.01, set()),
+        (2.0, {"qkv", "gate_up", "o", "down"}),
+        (0.08, {"qkv", "gate_up", "o"}),
+        (0.079, {"qkv", "gate_up"}),
+        (0.02, {"gate_up"}),
+        (0.019, set()),
+        (0.001, set()),
     ):
-        plan = choose(measured, 0.002, 0.008, math.exp(CAUTION * allowance))
+        plan = choose(measured, together, allowance)
         assert {one.name for one in plan.products if one.bits == 4} == narrow
 
 

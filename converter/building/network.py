@@ -44,10 +44,9 @@ class Product(NamedTuple):
 
 
 class Harm(NamedTuple):
-    """What rounding costs in nats: each product at 4 bits alone, all at 8 bits together, the logits at 4."""
+    """What rounding to 4 bits costs in nats: each product alone, and the logits."""
 
     products: list[tuple[Product, float]]
-    eight_bits: float
     logits: float
 
 
@@ -137,23 +136,18 @@ class Network:
         changed: list[tuple[Product, Text]] = []
         read = [replace(text) for text in self._read]
         judged = replace(self._judged)
-        eight = replace(self._judged)
         for layer, products in enumerate(self.products):
             progress("measuring", layer, len(self.products))
             with self._filled(self._layers[layer]):
                 self._move(layer, [text for _, text in changed])
                 for product, values in self._round_layer(layer, read, products, keep):
                     changed.append((product, self._behind(layer, judged, values)))
-                at_8_bits: dict[str, Floats] = {}
-                for name, module in self._modules(layer).items():
-                    at_8_bits[name] = _at_8_bits(rows_of(module))
-                eight = self._behind(layer, eight, at_8_bits)
                 self._move(layer, [judged])
         moments = self._normed_moments(read)
         with self._filled(self._model.lm_head):
             found = [(product, max(self._harm(text), 0.0)) for product, text in changed]
             logits = self._logits_harm(Rounder(moments), judged)
-            return moments, Harm(found, self._harm(eight), logits)
+            return moments, Harm(found, logits)
 
     def rounded(
         self,
@@ -203,14 +197,14 @@ class Network:
         return made
 
     def harm_of(self, names: Container[str], grid: Callable[[str], Grid]) -> float:
-        """The harm of some modules' rounded weights together."""
+        """The harm of all weights of layers together: those of some modules as rounded, the others at 8 bits."""
         judged = replace(self._judged)
-        for layer, module in enumerate(self._layers):
+        for layer in range(len(self._layers)):
             values: dict[str, Floats] = {}
-            for name in self._modules(layer):
-                if name in names:
-                    values[name] = grid(name).values()
-            with self._filled(module):
+            with self._filled(self._layers[layer]):
+                for name, module in self._modules(layer).items():
+                    in_4_bits = name in names
+                    values[name] = grid(name).values() if in_4_bits else _at_8_bits(module)
                 judged = self._behind(layer, judged, values)
         return self._harm(judged)
 
@@ -333,7 +327,8 @@ def _without_outliers(states: Any) -> Any:
     return states * (2 * length.median() / length.clamp(min=1e-9)).clamp(max=1)
 
 
-def _at_8_bits(rows: Floats) -> Floats:
-    """Weights as the exporter quantizes them: one scale a row, the largest code 127."""
+def _at_8_bits(module: Any) -> Floats:
+    """The weights of a linear module as the exporter quantizes them: one scale a row, the largest code 127."""
+    rows = rows_of(module)
     scales = np.maximum(np.abs(rows).max(axis=1, keepdims=True), np.float32(1e-9)) / 127
     return np.asarray(np.rint(rows / scales) * scales, np.float32)

@@ -12,6 +12,7 @@ import math
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -72,12 +73,15 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The bits of all products, and what was measured: nats that 8-bit weights and the logits' 4 bits cost."""
+    """The bits of all products, and what was measured, in nats.
+
+    `allowance` is what all may cost, `logits` what those in 4 bits cost, `together` what the layers cost as they are.
+    """
 
     products: tuple[Choice, ...]
     allowance: float | None = None
-    eight_bits: float | None = None
     logits: float | None = None
+    together: float | None = None
 
     def narrow(self) -> Callable[[Product], bool]:
         """Tells which products are in 4 bits."""
@@ -125,7 +129,7 @@ def round_weights(job: Job, progress: Progress) -> dict[str, Any]:
             moments = network.rounded(plan.narrow(), rounded.keep, progress)
         else:
             moments, harm = network.measured(rounded.keep, progress)
-            plan = _measured_plan(harm, job.options["ratio"])
+            plan = _measured_plan(network, harm, rounded.grid, job.options["ratio"], progress)
         chosen = network.modules(plan.narrow())
         codes = _Codes(output / _CODES, weights, chosen)
         codes.keep_moments(moments)
@@ -136,9 +140,9 @@ def round_weights(job: Job, progress: Progress) -> dict[str, Any]:
             codes.keep(name, grid)
             places.pop(_weight_of(name)).codes("r+")[:] = grid.values()
         weights.copy_to(places)
-        cost = network.harm_of(chosen, codes.grid)
+        plan = replace(plan, together=network.harm_of(chosen, codes.grid))
     (output / PLAN).write_text(json.dumps(asdict(plan), indent=1), encoding="utf-8")
-    notes += [*plan_lines(plan), f"KL divergence of the rounded weights: {cost:.3f} nats"]
+    notes += plan_lines(plan)
     return {"notes": [*filter(None, notes)]}
 
 
@@ -167,23 +171,44 @@ def _texts(checkpoint: Path, prompts: Path) -> tuple[list[Any], Any]:
     return read, torch.cat(judged)
 
 
-def _measured_plan(harm: Harm, ratio: float) -> Plan:
-    """The plan for the harm of every product."""
+def _measured_plan(
+    network: Network,
+    harm: Harm,
+    grid: Callable[[str], Grid],
+    ratio: float,
+    progress: Progress,
+) -> Plan:
+    """The plan for the harm of every product, and of as many as are chosen together."""
     measured = [Choice(one.layer, one.name, one.weights, 8, kl) for one, kl in harm.products]
-    return choose(measured, harm.eight_bits, harm.logits, ratio)
+    steps = len(measured).bit_length()
+    step = count()
+
+    def cost(plan: Plan) -> float:
+        progress("choosing", min(next(step), steps), steps)
+        return network.harm_of(network.modules(plan.narrow()), grid) + harm.logits
+
+    plan = choose(measured, cost, math.log(ratio) / CAUTION)
+    return replace(plan, logits=harm.logits)
 
 
-def choose(measured: Sequence[Choice], eight_bits: float, logits: float, ratio: float) -> Plan:
-    """The products with the least harm for their size at 4 bits, up to what 8 bits and the logits leave of a ratio."""
-    allowance = math.log(ratio)
-    left = allowance / CAUTION - eight_bits - logits
-    narrow: set[Choice] = set()
-    for choice in sorted(measured, key=lambda one: one.harm / one.weights):
-        if choice.harm <= left:
-            left -= choice.harm
-            narrow.add(choice)
-    products = [replace(one, bits=4 if one in narrow else 8) for one in measured]
-    return Plan(tuple(products), allowance, eight_bits, logits)
+def choose(measured: Sequence[Choice], cost: Callable[[Plan], float], allowance: float) -> Plan:
+    """The most products at 4 bits, those with the least harm for their size first, that cost no more together."""
+    ordered = sorted(measured, key=lambda one: one.harm / one.weights)
+
+    def plan(size: int) -> Plan:
+        narrow = {*ordered[:size]}
+        products = [replace(one, bits=4 if one in narrow else 8) for one in measured]
+        return Plan(tuple(products), allowance)
+
+    fits = 0
+    too_many = len(ordered) + 1
+    while too_many - fits > 1:
+        middle = (fits + too_many) // 2
+        if cost(plan(middle)) <= allowance:
+            fits = middle
+        else:
+            too_many = middle
+    return plan(fits)
 
 
 def checked_plan(given: Mapping[str, Any], network: Network) -> Plan:
@@ -257,6 +282,8 @@ def plan_lines(plan: Plan) -> list[str]:
         lines.append(
             f"At 8 bits, for the KL divergence that 4 would cost: {listed(map(_described, kept))}"
         )
+    if plan.together is not None:
+        lines.append(f"KL divergence of the layers with these bits: {plan.together:.3f} nats")
     return lines
 
 
