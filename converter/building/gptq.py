@@ -100,10 +100,6 @@ class Rounder:
             ).T
         return Grid(codes, scales)
 
-    def rounded_values(self, weights: Floats) -> Floats:
-        """The rounded weights as numbers."""
-        return self.rounded(weights).values()
-
 
 def _compensation(hessian: Floats) -> Floats:
     """U with `U' U` the inverse of the Hessian: row k tells how later columns compensate for an error in column k.

@@ -167,7 +167,7 @@ class Network:
             progress: called with (stage, done, total).
 
         Returns:
-            The sum of `x x'` over inputs x of the logits' product.
+            The sum of `x x'` over inputs x of the original model's logits product.
         """
         read = [replace(text) for text in self._read]
         for layer, products in enumerate(self.products):

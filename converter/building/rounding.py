@@ -47,7 +47,7 @@ _LEAST_TOKENS = 4000
 _EACH = 4  # one prompt in so many is kept to judge by
 _JUDGED = 160  # tokens of a prompt to judge by; all have as many, so that they run as one batch
 _MOST_JUDGED = 4  # prompts
-CAUTION = 1.15
+_CAUTION = 1.15
 """How much more the weights cost in a bundle, on other text, than on the prompts to judge by.
 
 Qwen2.5-Coder-0.5B, nats on the prompts to judge by, and those that the bundle's perplexity shows: 0.0495 and 0.0535
@@ -187,7 +187,7 @@ def _measured_plan(
         progress("choosing", min(next(step), steps), steps)
         return network.harm_of(network.modules(plan.narrow()), grid) + harm.logits
 
-    plan = choose(measured, cost, math.log(ratio) / CAUTION)
+    plan = choose(measured, cost, math.log(ratio) / _CAUTION)
     return replace(plan, logits=harm.logits)
 
 
