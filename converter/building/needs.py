@@ -13,18 +13,18 @@ from edge_opt.building.stages import MORE_MEMORY
 
 _EXPORT_IN_MEMORY = "export in memory"
 _MEMORY = {
-    "round": (1.5, 3.6),
-    "export": (3.0, 7.0),
+    "round": (2.9, 1.6),
+    "export": (4.0, 6.5),
     _EXPORT_IN_MEMORY: (2.6, 13.1),
     "calibrate": (1.4, 3.8),
     "quantize": (1.3, 4.7),
-    "narrow": (0.9, 0.9),
+    "narrow": (0.4, 1.9),
     "optimize": (0.2, 5.3),
     "compile": (1.0, 8.5),
 }
 """Bytes of memory of a stage's largest process: billions for any model, and those for each weight.
 
-From Qwen2.5-Coder-0.5B and 1.5B; `round` and `narrow` from 0.5B alone.
+From Qwen2.5-Coder-0.5B and 1.5B.
 """
 _DISK = 22
 """Bytes for each weight: three copies in float32 during the export, and a bundle for each stage."""
