@@ -252,6 +252,8 @@ def test_a_plan_that_is_given_is_carried_out_and_a_grid_that_is_there_is_kept(
     assert sorted(grids) == [f"model.layers.{layer}.self_attn.o_proj" for layer in range(2)]
     every = [{**one, "bits": 4} for one in products]
     output, _ = rounded(tmp_path, monkeypatch, tmp_path / "model", plan={"products": every})
+    costs = kept_plan["together"], json.loads((output / PLAN).read_text())["together"]
+    assert 0 < 2 * costs[0] < costs[1], "rounding more products costs more"
     grids = read_rounded(output).grids
     again, told = rounded(tmp_path, monkeypatch, output / CHECKPOINT)
     kept = read_rounded(again).grids
