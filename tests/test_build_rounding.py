@@ -136,9 +136,7 @@ def test_weights_that_are_not_found_by_their_values_are_an_error(change: int) ->
         narrow_layers(model(grid), {"layer": other}, {})
 
 
-def test_the_least_harmful_products_for_their_size_are_chosen_up_to_what_they_may_cost_together() -> (
-    None
-):
+def test_the_least_harmful_products_for_their_size_are_chosen_while_together_they_fit() -> None:
     harms = {"qkv": (0.01, 100), "o": (0.02, 100), "gate_up": (0.005, 1000), "down": (0.5, 1000)}
     measured = [Choice(0, name, count, 8, kl) for name, (kl, count) in harms.items()]
 

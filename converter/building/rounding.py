@@ -51,7 +51,7 @@ _CAUTION = 1.15
 """How much more the weights cost in a bundle, on other text, than on the prompts to judge by.
 
 Qwen2.5-Coder-0.5B, nats on the prompts to judge by, and those that the bundle's perplexity shows: 0.0495 and 0.0535
-with 97 % of its weights in 4 bits, 0.0395 and 0.0432 with 92 %.
+with 97 % of its weights in 4 bits, 0.0395 and 0.0432 with 92 %. Too little for Qwen2.5-Coder-1.5B: 0.035 and 0.11.
 """
 
 
@@ -153,18 +153,18 @@ def _texts(checkpoint: Path, prompts: Path) -> tuple[list[Any], Any]:
     wording = wording_of(checkpoint)
     read: list[Any] = []
     judged: list[Any] = []
-    count = 0
+    total = 0
     for number, prompt in enumerate(read_prompts(prompts)):
         tokens = torch.tensor([list(map(int, wording.tokenizer.tokenize(wording.text(prompt))))])
         is_long = tokens.shape[1] >= _JUDGED
         if number % _EACH == _EACH - 1 and is_long and len(judged) < _MOST_JUDGED:
             judged.append(tokens[:, :_JUDGED])
-        elif count < _MOST_TOKENS:
+        elif total < _MOST_TOKENS:
             read.append(tokens[:, :_LONGEST])
-            count += read[-1].shape[1]
-    if count < _LEAST_TOKENS or not judged:
+            total += read[-1].shape[1]
+    if total < _LEAST_TOKENS or not judged:
         raise UsageError(
-            f"the prompts have {count} tokens to round weights for, without {many(len(judged), 'prompt')} of "
+            f"the prompts have {total} tokens to round weights for, without {many(len(judged), 'prompt')} of "
             f"{_JUDGED} or more tokens to judge by, and weights='4' needs {_LEAST_TOKENS} and one to judge by: give "
             f"more or longer prompts, or use weights='8'"
         )
@@ -178,7 +178,7 @@ def _measured_plan(
     ratio: float,
     progress: Progress,
 ) -> Plan:
-    """The plan for the harm of every product, and of as many as are chosen together."""
+    """The plan that follows from the harm of each product alone, and of those that are chosen together."""
     measured = [Choice(one.layer, one.name, one.weights, 8, kl) for one, kl in harm.products]
     steps = len(measured).bit_length()
     step = count()
@@ -192,7 +192,10 @@ def _measured_plan(
 
 
 def choose(measured: Sequence[Choice], cost: Callable[[Plan], float], allowance: float) -> Plan:
-    """The most products at 4 bits, those with the least harm for their size first, that cost no more together."""
+    """Choose products for 4 bits, those with the least harm for their size first, while together they fit `allowance`.
+
+    `cost` gives what a plan costs as a whole; it should grow with the number of products.
+    """
     ordered = sorted(measured, key=lambda one: one.harm / one.weights)
 
     def plan(size: int) -> Plan:
