@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -153,6 +154,35 @@ def test_pages_docstrings_and_messages_keep_to_their_words() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 assert AVOIDED.findall(node.value) == [], f"{path.name}:{node.lineno}"
+
+
+def literals(path: Path) -> Iterator[str]:
+    """The strings of a source file, values in f-strings as "…"."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+        elif isinstance(node, ast.JoinedStr):
+            parts = [one.value if isinstance(one, ast.Constant) else "…" for one in node.values]
+            yield "".join(map(str, parts))
+
+
+def test_each_message_that_troubleshooting_explains_is_one_of_ours() -> None:
+    """Three words of each part of it: most messages are made of several strings."""
+    folders = ("cli", "converter", "schema")
+    sources = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    ours = "\n".join(text for path in sources for text in literals(path))
+    headings = re.findall(
+        r"^### (.*)", (DOCS / "troubleshooting.md").read_text("utf-8"), re.MULTILINE
+    )
+    messages = [message for heading in headings for message in re.findall(r"`(.+?)`", heading)]
+    parts = [
+        part for message in messages for part in re.findall(r"[\w.'-]{2,}(?: [\w.'-]+)*", message)
+    ]
+    assert len(parts) > 80
+    for part in parts:
+        words = part.split()
+        known = [" ".join(words[at : at + 3]) in ours for at in range(max(1, len(words) - 2))]
+        assert any(known), part
 
 
 @pytest.mark.parametrize("broken", [False, True], ids=["the model", "another model"])
