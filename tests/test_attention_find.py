@@ -72,6 +72,19 @@ def test_the_mask_is_what_is_added_to_scores_or_selects_them_and_no_factor(
     assert mask.name == ("open" if "SELECT" in masked else "mask")
 
 
+@pytest.mark.parametrize("lead", ["2,1", "1,4"])
+def test_a_single_key_may_lie_on_either_axis_of_a_product(lead: str) -> None:
+    """`[.., T, S]` with T = S = 1: transposed or not are the same numbers, and one head has no TRANSPOSE left."""
+    text = f"""
+    subgraph main (%q: float32[{lead},1,{H}], %k: float32[{lead},1,{H}], %v: float32[{lead},{H},1]) {{
+      %l: float32[{lead},1,1] = BATCH_MATMUL(%q, %k) {{adj_y: true}}
+      %p: float32[{lead},1,1] = SOFTMAX(%l) {{beta: 1.0}}
+      %o: float32[{lead},1,{H}] = BATCH_MATMUL(%p, %v) {{adj_x: true, adj_y: true}}
+      return %o
+    }}"""
+    assert only_block(parse(text).subgraphs[0]).head_size == H
+
+
 def segments(lead: str) -> Block:
     """An attention whose probabilities weigh the values in two parts, which are summed."""
     text = f"""

@@ -125,7 +125,7 @@ def test_other_graphs_are_no_sites(case: str) -> None:
     [
         ("float32(-100.0)", "float32(-inf)", "mask", "found -inf"),
         ("float32(-100.0)", "float32(nan)", "mask", "found nan"),
-        ("float32(-100.0)", "float32(1e+09)", "mask", "2^31"),
+        ("float32(-100.0)", "float32(1000000000.0)", "mask", "2^31"),
         ("float32(-100.0))", "float32(-100.0)) {fused_activation_function: 1}", "mask", "fused"),
         ("q(0.00305176, 0) = QUANTIZE", "q(0.0, 0) = QUANTIZE", "quantization", "QUANTIZE"),
     ],

@@ -123,7 +123,7 @@ def value_products(softmax: Operator) -> Below:
         for reader in tensor.consumers:
             if is_product(reader) and len(reader.outputs[0].shape) > 1:
                 operand = 0 if reader.inputs[0] is tensor else 1
-                if not keys or contracted_axis(reader, operand) in keys:
+                if _sums_over(keys, contracted_axis(reader, operand), tensor):
                     found.products.setdefault(reader, operand)
                     continue
             elif _keeps_probabilities(reader, tensor):
@@ -140,6 +140,12 @@ def value_products(softmax: Operator) -> Below:
     if len(met) > DEEPEST:
         return Below(blocker=met[-1].tensor.producer)
     return found
+
+
+def _sums_over(keys: Axes, contracted: int, tensor: Tensor) -> bool:
+    """True if a product that sums over an axis sums over the keys; a single key may lie on any axis of size 1."""
+    single = all(tensor.shape[axis] == 1 for axis in (*keys, contracted))
+    return not keys or contracted in keys or single
 
 
 def _keeps_probabilities(operator: Operator, tensor: Tensor) -> bool:

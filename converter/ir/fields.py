@@ -399,6 +399,9 @@ def number_text(value: Any) -> str:
     """A number; of a numpy type, the shortest text that reads back as the same number of that type."""
     if isinstance(value, bool | np.bool_):
         return "true" if value else "false"
+    if isinstance(value, np.floating):
+        # Numpy's own text depends on its version: -1e+09 or -1000000000.0.
+        return repr(float(np.format_float_scientific(value)))
     return str(value)
 
 
