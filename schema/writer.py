@@ -133,7 +133,7 @@ class _TableBuilder:
         element = field.element
         builder = self._builder
         if field.kind == "string":
-            text: int = builder.CreateSharedString(value)
+            text: int = builder.CreateSharedString(value.encode())
             return text
         if field.kind in {"table", "union"}:
             return self._table(value, member if field.kind == "union" else element)

@@ -1,6 +1,7 @@
 """A build says what it will need before it begins, and which of it this machine lacks."""
 
 import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -58,3 +59,25 @@ def test_a_stage_that_runs_out_of_memory_is_named_with_its_need(place: Place) ->
         place.build(stages=Stages({"export": fails}), on_stage=shown.append)
     assert [stage.name for stage in shown] == ["configure"]
     assert shown[0].notes[0].startswith("Estimated need: ")
+
+
+@pytest.mark.parametrize("memory", [1, 1000])
+def test_the_last_stages_run_side_by_side_only_if_they_fit_into_memory(
+    monkeypatch: Patch, place: Place, memory: int
+) -> None:
+    monkeypatch.setattr(needs, "_free_memory", lambda: memory * GIGA)
+    running: list[str] = []
+    together: set[str] = set()
+
+    def runs(job: Job) -> None:
+        running.append(job.stage)
+        time.sleep(0.2)
+        together.update(running if len(running) > 1 else ())
+        running.remove(job.stage)
+
+    last = ("compile", "evaluate")
+    toolchain = Stages(dict.fromkeys(last, runs))
+    place.prompts.write_text("".join(f'"prompt number {number}"\n' for number in range(12)))
+    place.build(stages=toolchain, npu_tokens=0)
+    assert toolchain.ran[-2:] == [*last]
+    assert bool(together) is (memory == 1000)

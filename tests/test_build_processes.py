@@ -15,7 +15,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent, indent
-from threading import Barrier
+from threading import Barrier, Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,7 +24,7 @@ from cli_runs import Patch
 from pretend_stages import FLOAT, TOKENIZER, Place, Stages, write
 from terminal_signals import gone
 
-from edge_opt.base import packages
+from edge_opt.base import packages, processes
 from edge_opt.base.errors import EdgeOptError, OutputError, UsageError
 from edge_opt.base.words import Progress
 from edge_opt.building import StageFailedError, pipeline, stages
@@ -140,6 +140,24 @@ def test_a_pipeline_that_lacks_what_is_called_is_refused_by_name(
         del offered.quant_func
     with pytest.raises(UsageError, match=re.escape(sentence)):
         pipeline.check_pipeline()
+
+
+def test_an_error_after_linux_ended_a_process_for_memory_says_so(
+    place: Place, monkeypatch: Patch
+) -> None:
+    counts = iter((3, 4))
+    monkeypatch.setattr(processes, "ended_for_memory", lambda: next(counts))
+    with pytest.raises(OutOfMemoryError, match=r"ran out \(RuntimeError: the compiler failed\)"):
+        child(place, monkeypatch, "raise RuntimeError('the compiler failed')")
+
+
+def test_processes_that_linux_ended_for_memory_are_counted(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(processes, "_COUNTERS", tmp_path / "vmstat")
+    assert processes.ended_for_memory() == 0
+    (tmp_path / "vmstat").write_text("nr_free_pages 5\noom_kill 17\n")
+    assert processes.ended_for_memory() == 17
 
 
 STARTS_A_PROCESS = """
@@ -263,6 +281,34 @@ def test_an_interrupt_ends_all_parallel_stages(tmp_path: Path, monkeypatch: Patc
         interrupted()
     assert sorted(ended) == ["compile", "evaluate"]
     assert run.done == []
+
+
+def test_stages_that_have_not_begun_never_do_after_an_error(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    begun: list[str] = []
+    first_runs = Event()
+
+    def carry_out(job: Job, _log: Path, progress: Progress) -> None:
+        begun.append(job.stage)
+        first_runs.set()
+        while True:
+            progress(job.stage, 0, 1)
+            time.sleep(0.01)
+
+    monkeypatch.setattr(stages, "carry_out", carry_out)
+    run = stages.Stages(tmp_path, {}, None, lambda *_: None, None, [])
+
+    def fails() -> None:
+        with run.threads(side_by_side=False) as threads:
+            for name in ("compile", "evaluate"):
+                threads.submit(run.result, stages.Stage(name), {})
+            assert first_runs.wait(10)
+            raise StageFailedError("it failed")
+
+    with pytest.raises(StageFailedError):
+        fails()
+    assert begun == ["compile"]
 
 
 def test_a_failing_compilers_first_complaint_is_told(place: Place, monkeypatch: Patch) -> None:

@@ -12,9 +12,12 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from edge_opt.base.words import signal_name
+
+_COUNTERS = Path("/proc/vmstat")
 
 # Asks Linux for a SIGKILL when the parent ends, then executes the program under the same process id.
 _LAUNCHER = """
@@ -91,6 +94,16 @@ def end(process: subprocess.Popen[bytes]) -> None:
 def killed_by(status: int) -> str:
     """'killed by SIGKILL' for the exit status of a process that a signal ended, else ''."""
     return f"killed by {signal_name(-status)}" if status < 0 else ""
+
+
+def ended_for_memory() -> int:
+    """How many processes Linux has ended since it started because memory ran out; 0 on other systems."""
+    with suppress(OSError):
+        for line in _COUNTERS.read_text(encoding="ascii").splitlines():
+            name, _, count = line.partition(" ")
+            if name == "oom_kill":
+                return int(count)
+    return 0
 
 
 def begin_child() -> list[str]:

@@ -21,8 +21,10 @@ _MEMORY = {
     "narrow": (0.4, 1.9),
     "optimize": (0.2, 5.3),
     "compile": (1.0, 8.5),
+    "evaluate": (2.4, 2.0),
+    "emulate": (1.0, 8.5),
 }
-"""Bytes of memory of a stage's largest process: billions for any model, and those for each weight.
+"""Bytes of memory of a stage's largest process, of the last two's in all: billions for any model, and those a weight.
 
 From Qwen2.5-Coder-0.5B and 1.5B.
 """
@@ -72,6 +74,11 @@ def needs_of(files: Sequence[Path], stages: Iterable[str], *, streams: bool) -> 
         memory[stage] = int(always * 1e9 + each * weights)
     seconds = _SECONDS + (_SECONDS_TO_ROUND if "round" in memory else 0)
     return Needs(memory, _DISK * weights, math.ceil((60 + seconds * weights / 1e9) / 60))
+
+
+def fit_together(memory: Iterable[int]) -> bool:
+    """True if stages with these needs can run side by side in the memory that is free now."""
+    return sum(memory) <= _free_memory()
 
 
 def _weights_in(file: Path) -> int:

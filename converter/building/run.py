@@ -18,7 +18,7 @@ from edge_opt.base.words import Progress
 from edge_opt.base.work import work_folder
 from edge_opt.building import evaluation, stages
 from edge_opt.building.evaluation import Evaluation, Texts
-from edge_opt.building.needs import needs_of
+from edge_opt.building.needs import fit_together, needs_of
 from edge_opt.building.prompts import read_prompts
 from edge_opt.building.recipe import (
     COMPILE,
@@ -192,7 +192,9 @@ def build(
         if texts.scored and npu_tokens and emulates:
             scores.append((EMULATE, evaluation.emulation(texts.scored, npu_tokens, Compiler(chip))))
         configs = {"compile_configs": result.optimized["compile_configs"]}
-        with run.threads() as threads:
+        last = [COMPILE, *(stage for stage, _ in scores)]
+        needed = [run.needs.get(stage.name, 0) for stage in last]
+        with run.threads(side_by_side=fit_together(needed)) as threads:
             compiled = threads.submit(run.result, COMPILE, {**compiling, **configs})
             scoring = {one.name: threads.submit(run.result, one, its) for one, its in scores}
             # The compiler ends first, and its failure ends the others.
@@ -255,7 +257,7 @@ def _configure(
     )
     run.config = configured.values["config"]
     if given.kind is Kind.CHECKPOINT:
-        names = [stage.name for stage in (*steps, OPTIMIZE, COMPILE)]
+        names = [stage.name for stage in (*steps, OPTIMIZE, COMPILE, EVALUATE, EMULATE)]
         needs = needs_of(given.weights, names, streams=run.config.get("use_v2", False))
         run.needs = needs.memory
         configured.values["notes"] = needs.lines(run.folder)

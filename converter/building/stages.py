@@ -235,6 +235,7 @@ def carry_out(job: Job, log: Path, progress: Progress) -> tuple[dict[str, Any], 
         }
         if job.libraries is not None:
             variables["LD_LIBRARY_PATH"] = search_path(Path(job.libraries), scratch=scratch)
+        ended_before = processes.ended_for_memory()
         with log.open("wb") as out:
             child = processes.start_module(
                 "edge_opt.building.stage", order, outcome, environment=variables, stdout=out
@@ -246,7 +247,8 @@ def carry_out(job: Job, log: Path, progress: Progress) -> tuple[dict[str, Any], 
                 progress(job.stage, *_steps(log))
         finally:
             processes.end(child)
-        return _answer(child.returncode, outcome)
+        memory_ran_out = processes.ended_for_memory() > ended_before
+        return _answer(child.returncode, outcome, memory_ran_out=memory_ran_out)
 
 
 def _steps(log: Path) -> tuple[int, int]:
@@ -257,7 +259,8 @@ def _steps(log: Path) -> tuple[int, int]:
     return int(done), int(total)
 
 
-def _answer(status: int, outcome: Path) -> tuple[dict[str, Any], int]:
+def _answer(status: int, outcome: Path, *, memory_ran_out: bool) -> tuple[dict[str, Any], int]:
+    """What a stage returned, or its error; memory may have run out in a process that it had started."""
     answer: dict[str, Any] = {}
     with suppress(OSError, ValueError):
         answer = json.loads(outcome.read_text(encoding="utf-8"))
@@ -267,7 +270,7 @@ def _answer(status: int, outcome: Path) -> tuple[dict[str, Any], int]:
         "error", ""
     ):
         raise OutputError("the disk is full")
-    if "error" in answer and not answer["out_of_memory"]:
+    if "error" in answer and not (answer["out_of_memory"] or memory_ran_out):
         raise _KINDS.get(answer["exit_code"], StageFailedError)(answer["error"])
     cause = answer.get("error") or processes.killed_by(status) or f"exit status {status}"
     if "error" in answer or status == -signal.SIGKILL:
@@ -311,9 +314,12 @@ class Stages:
         return report
 
     @contextmanager
-    def threads(self) -> Iterator[ThreadPoolExecutor]:
-        """Threads for stages that run side by side; an error or an interrupt ends the stages that still run."""
-        with ThreadPoolExecutor() as threads:
+    def threads(self, *, side_by_side: bool = True) -> Iterator[ThreadPoolExecutor]:
+        """Threads for stages that run side by side, or one after another in the order that they are given.
+
+        An error or an interrupt ends the stages that still run.
+        """
+        with ThreadPoolExecutor(None if side_by_side else 1) as threads:
             try:
                 yield threads
             except BaseException:
