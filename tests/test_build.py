@@ -469,6 +469,7 @@ BAD: dict[str, Change] = {
     "is quantized already .gptq, as its config.json says": put(
         CONFIG, '{"quantization_config": {"quant_method": "gptq"}}'
     ),
+    "names no token that ends a text, and LiteRT-LM": put("gemma/generation_config.json", "{}"),
     "the Hexagon compiler needs Qualcomm's QNN libraries": options(sdk=None),
     "holds no libQnnHtp.so": lambda place: {"sdk": place.checkpoint},
     r"target file no\.toml cannot be read": options(target="no.toml"),
@@ -492,6 +493,23 @@ def test_bad_input_is_a_sentence_before_anything_runs(place: Place, sentence: st
     ):
         place.build(stages=stages, **BAD[sentence](place))
     assert stages.ran == []
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("generation_config.json", '{"eos_token_id": [1, 106]}'),
+        ("config.json", '{"eos_token_id": 0}'),
+        ("tokenizer_config.json", '{"chat_template": "{{ messages }}"}'),
+        ("chat_template.jinja", "{{ messages }}"),
+    ],
+)
+def test_the_token_that_ends_a_text_may_stand_in_any_of_these_files(
+    place: Place, file: str, text: str
+) -> None:
+    (place.checkpoint / "generation_config.json").write_text("{}")
+    (place.checkpoint / file).write_text(text)
+    place.build()
 
 
 def calibrated_on(stages: Stages) -> list[str]:

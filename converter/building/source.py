@@ -23,6 +23,10 @@ SETTING = "sliding_window_ring_buffer_size"
 """litert-torch's name for the length of a ring buffer."""
 _RUNTIME = "0.18"  # the first LiteRT-LM that reads the lengths of windows and rings from a bundle
 _CONFIG = "config.json"
+_GENERATION = "generation_config.json"
+_END = "eos_token_id"
+_TOKENIZER_CONFIG = "tokenizer_config.json"
+_TEMPLATE = "chat_template"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 """The weights and the settings of a LoRA adapter, in its folder."""
@@ -157,6 +161,7 @@ def _checkpoint(path: Path) -> Given:
         raise UsageError(
             f"{path} has no {_TOKENIZERS[0]} or {_TOKENIZERS[1]}: copy it from the base model"
         )
+    _check_ends(path)
     files = _parts(path)
     for file in files:
         if file.name.endswith(_INDEX):
@@ -167,6 +172,26 @@ def _checkpoint(path: Path) -> Given:
         if file.suffix == ".safetensors":
             _check_length(file)
     return Given(path, Kind.CHECKPOINT, files)
+
+
+def _check_ends(path: Path) -> None:
+    """Raise UsageError if nothing says which token ends a text: LiteRT-LM does not start without one.
+
+    litert-torch takes it from the generation settings, or else from the model's, and from a chat template.
+    """
+    settings = path / _GENERATION
+    if not settings.is_file():
+        return  # many families have a default
+    tokenizer = path / _TOKENIZER_CONFIG
+    has_template = (path / f"{_TEMPLATE}.jinja").is_file() or (
+        tokenizer.is_file() and _TEMPLATE in _read_object(tokenizer)
+    )
+    named = [_read_object(file).get(_END) for file in (settings, path / _CONFIG)]
+    if named == [None, None] and not has_template:
+        raise UsageError(
+            f"{settings} names no token that ends a text, and LiteRT-LM does not start without one: add {_END}, for "
+            f"example that of the base model"
+        )
 
 
 def _check_length(path: Path) -> None:
