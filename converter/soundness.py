@@ -83,6 +83,14 @@ _ENDS: Final = {
 }  # fmt: skip
 
 
+LARGEST_BIAS: Final = 2**31 - 1
+"""The largest code of a bias that kernels add exactly, whatever its type; the smallest is its negative."""
+_BIAS_SLOTS: Final = {
+    "FULLY_CONNECTED": 2, "CONV_2D": 2, "DEPTHWISE_CONV_2D": 2, "TRANSPOSE_CONV": 3
+}  # fmt: skip
+_LARGER_STEPS = "quantize again with larger scales for the weights of these rows, as `build` does"
+
+
 class _Range(NamedTuple):
     """The real size of an integer's step (the largest, if there are several), and its largest number.
 
@@ -105,7 +113,8 @@ def broken_ranges(model: Model, model_type: str = "") -> Iterator[Unsound]:
     named = [each.outputs for each in model.signatures] + [each.inputs for each in model.signatures]
     labels = {tensor: label for arguments in named for label, tensor in arguments.items()}
     for graph in model.subgraphs:
-        for tensor, (rule, message, remedy) in (*_scales(graph), *_ranges(graph, labels)):
+        problems = (*_scales(graph), *_ranges(graph, labels), *_biases(graph))
+        for tensor, (rule, message, remedy) in problems:
             yield Unsound(
                 rule, entries.get(graph, graph.name), tensor.name, message, remedy, model_type
             )
@@ -139,6 +148,32 @@ def _scales(graph: Subgraph) -> Iterator[tuple[Tensor, _Problem]]:
                 tensor,
                 ("unusable-scale", f"{text}: XNNPACK refuses the model or crashes", remedy),
             )
+
+
+def _biases(graph: Subgraph) -> Iterator[tuple[Tensor, _Problem]]:
+    """Biases that the quantizer clipped to 32 bits."""
+    for bias in dict.fromkeys(filter(None, map(bias_of, graph.operators))):
+        clipped = is_clipped(bias)
+        if clipped.any():
+            text = f"is a bias of which {clipped.sum()} of {clipped.size} numbers are clipped to 32 bits"
+            yield bias, ("clipped-bias", text, _LARGER_STEPS)
+
+
+def bias_of(operator: Operator) -> Tensor | None:
+    """An operator's bias, if it is a constant in codes."""
+    slot = _BIAS_SLOTS.get(operator.name)
+    if slot is None or slot >= len(operator.inputs):
+        return None
+    bias = operator.inputs[slot]
+    if bias is None or not bias.is_quantized or not bias.has_numbers or bias.wrong_size:
+        return None
+    return bias
+
+
+def is_clipped(bias: Tensor) -> NDArray[np.bool_]:
+    """For each code of a bias, whether it is at an end of 32 bits."""
+    codes = np.asarray(bias.array(), np.int64)
+    return (codes >= LARGEST_BIAS) | (codes <= -LARGEST_BIAS)
 
 
 def _scales_of(tensor: Tensor, graph: Subgraph) -> NDArray[np.generic]:

@@ -25,8 +25,7 @@ _SCALES = np.linspace(0.4, 1, 16, dtype=np.float32)
 _DAMPING = 0.05
 """Added to every input's second moment, as a share of their mean, so that rounding does not fit its texts too closely.
 
-All but three products of Qwen2.5-Coder-0.5B in 4 bits, KL divergence on text of another kind than the prompts. With
-9,350 tokens of prompts: 0.057 nats with 0.01, 0.050 with 0.05. With 6,315 tokens 0.061 with 0.01, 0.059 with 0.05.
+For moments of about ten times as many inputs as columns, see `damping_for`.
 """
 
 
@@ -70,19 +69,30 @@ class Moments:
         return np.asarray(np.triu(self._upper) + np.triu(self._upper, 1).T)
 
 
+def damping_for(columns: int, inputs: int) -> float:
+    """The damping for moments of so many inputs: the fewer there are for each column, the less they say of others.
+
+    Half of the share of columns to inputs. KL divergence of Qwen2.5-Coder-0.5B, 95 % of its weights in 4 bits by 9,350
+    tokens, on text of another kind: 0.0438 +- 0.0016 nats, and 0.0466 +- 0.0019 with 0.05 for all products. In
+    Qwen2.5-Coder-1.5B (8,960 columns), what rounding destroys of the results of `down` falls by 15 to 20 %.
+    """
+    return columns / (2 * inputs)
+
+
 class Rounder:
     """Rounds weights that read the same inputs.
 
     Args:
         moments: `[columns, columns]`, the sum of `x x'` over inputs x that are typical of real use.
+        damping: added to every input's second moment, as a share of their mean.
     """
 
-    def __init__(self, moments: Floats) -> None:
+    def __init__(self, moments: Floats, damping: float = _DAMPING) -> None:
         size = np.diag(moments)
         self._order = np.argsort(-size, kind="stable")
         hessian = moments[np.ix_(self._order, self._order)].astype(np.float32)
-        damping = _DAMPING * float(size.mean())
-        hessian[np.diag_indices_from(hessian)] += np.float32(damping or 1)
+        added = damping * float(size.mean())
+        hessian[np.diag_indices_from(hessian)] += np.float32(added or 1)
         self._upper = _compensation(hessian)
 
     def rounded(self, weights: Floats) -> Grid:

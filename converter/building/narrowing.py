@@ -5,7 +5,7 @@ with the scale s and the largest code m becomes `round(127 c / m)`, which does n
 keeps codes and scales, and a constant is recognized by its signs, which 8 bits preserve: `127 / m` is at least 18.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,14 @@ import numpy as np
 
 from edge_opt.base.errors import EdgeOptError
 from edge_opt.base.words import Progress, many
+from edge_opt.building.biases import replace_weights, restore_clipped, weights_of
 from edge_opt.building.gptq import Codes, Floats, Grid
-from edge_opt.building.logits import KEPT_ROWS, by_row, four_bits, moments_of, narrow_logits
+from edge_opt.building.logits import KEPT_ROWS, four_bits, moments_of, narrow_logits
 from edge_opt.building.rounding import read_rounded
 from edge_opt.building.stages import Job
-from edge_opt.ir import Buffer, DType, Model, Operator, Subgraph, Tensor
+from edge_opt.ir import Buffer, Model, Tensor
 from edge_opt.ir.cleanup import parts_in_use, remove_unused
 from edge_opt.ir.opening import Opened
-from edge_opt.schema import Data
 
 _HALF_A_STEP = 0.501
 
@@ -45,6 +45,8 @@ def narrow(job: Job, progress: Progress) -> dict[str, Any]:
     usage = parts_in_use(part.model)
     if rounded is not None:
         narrow_layers(part.model, rounded.grids, rounded.biases)
+        exported = Opened(job.inputs["exported"]).main().model
+        notes += filter(None, [restore_clipped(part.model, exported)])
     narrow_logits(part.model, moments, progress)
     remove_unused(part.model, usage)
     part.changed = True
@@ -68,7 +70,7 @@ def narrow_layers(model: Model, grids: Mapping[str, Grid], biases: Mapping[str, 
     names_of: dict[int, list[str]] = {}
     found: set[str] = set()
     narrowed: dict[str, Buffer] = {}
-    for graph, weights in _weights_of(model):
+    for graph, weights in weights_of(model):
         # Entry points share the bytes of weights, and of the narrow ones too.
         content = id(weights.buffer)
         if content not in names_of:
@@ -82,31 +84,15 @@ def narrow_layers(model: Model, grids: Mapping[str, Grid], biases: Mapping[str, 
         found.update(names)  # several only if their values are the same
         tensor = four_bits(weights.name, grids[names[0]])
         tensor.buffer = narrowed.setdefault(names[0], tensor.buffer or Buffer())
-        _replace(graph, weights, tensor, biases.get(names[0]))
+        bias = biases.get(names[0])
+        readers = {} if bias is None else dict.fromkeys(weights.consumers, bias)
+        replace_weights(graph, weights, tensor, readers)
     missing = sorted(set(grids) - found)
     if missing:
         raise EdgeOptError(
             f"the quantized bundle has no weights of {missing[0]} as they were rounded, the first of {len(missing)}: "
             f"use weights='4-logits', and report it with the checkpoint's family"
         )
-
-
-def _weights_of(model: Model) -> Iterator[tuple[Subgraph, Tensor]]:
-    """Matrices of int8 constants that only FULLY_CONNECTED operators read, as weights, each once."""
-    for graph in model.subgraphs:
-        for weights in dict.fromkeys(op.inputs[1] for op in graph if op.name == "FULLY_CONNECTED"):
-            if weights is None or not weights.has_numbers or weights.dtype is not DType.INT8:
-                continue
-            if all(_is_weights(reader, weights) for reader in weights.consumers):
-                yield graph, weights
-
-
-def _is_weights(reader: Operator, weights: Tensor) -> bool:
-    return (
-        reader.name == "FULLY_CONNECTED"
-        and reader.inputs[1] is weights
-        and reader.inputs.count(weights) == 1
-    )
 
 
 def _signs(codes: Codes) -> bytes:
@@ -120,44 +106,3 @@ def _is_near(weights: Tensor, grid: Grid) -> bool:
     step = np.asarray(weights.quantization.scale, np.float64).reshape(-1, 1)
     values = np.asarray(weights.array(), np.float64) * step
     return bool((np.abs(values - grid.values()) <= _HALF_A_STEP * step).all())
-
-
-def _replace(graph: Subgraph, weights: Tensor, narrowed: Tensor, bias: Floats | None) -> None:
-    """Make all readers read the narrowed weights, and biases in steps that follow from their scales."""
-    graph.add_tensor(narrowed)
-    for reader in weights.consumers:
-        stored = reader.inputs[2] if len(reader.inputs) > 2 else None
-        if stored is not None and stored.is_quantized:
-            graph.set_input(
-                reader,
-                2,
-                graph.add_tensor(_bias_codes(stored, bias, reader.input(0), narrowed)),
-            )
-    graph.replace_uses(weights, narrowed)
-
-
-def _bias_codes(stored: Tensor, bias: Floats | None, operand: Tensor, weights: Tensor) -> Tensor:
-    """The bias in steps of the product of the operand's scale and the weights' scales, in its stored type."""
-    assert operand.quantization is not None
-    assert weights.quantization is not None
-    if bias is None or bias.shape != stored.shape:
-        raise EdgeOptError(
-            f"the quantized bundle has a bias '{stored.name}' that the checkpoint does not have"
-        )
-    scales = operand.quantization.scale[0] * weights.quantization.scale
-    codes = np.rint(bias.astype(np.float64) / scales)
-    limits = np.iinfo(
-        np.int32
-    )  # of either type: kernels add it to sums of 32 bits, or clip it to them
-    if codes.min(initial=0) < limits.min or codes.max(initial=0) > limits.max:
-        raise EdgeOptError(
-            f"the bias '{stored.name}' does not fit the scales of its 4-bit weights: use weights='8'"
-        )
-    data = Data(codes.astype(stored.dtype.numpy).tobytes())
-    return Tensor(
-        f"{stored.name}/4_bits",
-        stored.shape,
-        stored.dtype,
-        quantization=by_row(scales),
-        buffer=Buffer(data),
-    )

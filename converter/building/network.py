@@ -14,7 +14,7 @@ import numpy as np
 from edge_opt.base.errors import UsageError
 from edge_opt.base.words import Progress
 from edge_opt.building.checkpoint import Streamed
-from edge_opt.building.gptq import ROWS_AT_ONCE, Floats, Grid, Moments, Rounder
+from edge_opt.building.gptq import ROWS_AT_ONCE, Floats, Grid, Moments, Rounder, damping_for
 from edge_opt.building.logits import KEPT_ROWS
 
 PRODUCTS = {
@@ -185,9 +185,11 @@ class Network:
     ) -> list[tuple[Product, dict[str, Floats]]]:
         """Move texts behind a layer, and round products for them: each with the new weights of its modules."""
         inputs = self._advance(layer, read, products)
+        count = sum(text.hidden.shape[1] for text in read)
         made: list[tuple[Product, dict[str, Floats]]] = []
         for product in products:
-            rounder = Rounder(inputs.pop(product.name))
+            moments = inputs.pop(product.name)
+            rounder = Rounder(moments, damping_for(len(moments), count))
             values: dict[str, Floats] = {}
             for name, module in product.modules.items():
                 grid = rounder.rounded(rows_of(module))

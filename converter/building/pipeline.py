@@ -22,6 +22,7 @@ import numpy as np
 from edge_opt.base.errors import EdgeOptError, UsageError
 from edge_opt.base.record import from_dict
 from edge_opt.base.words import Progress
+from edge_opt.building.biases import restore_clipped
 from edge_opt.building.prompts import Wording, check_lengths, plan, read_prompts, wording_of
 from edge_opt.building.rotation import prepare
 from edge_opt.building.sections import keep_sections
@@ -226,6 +227,10 @@ def mend_export(path: Path) -> None:
     join_biases(part.model)
     name_bodies(part.model)
     part.changed = True
+    _save_in_place(opened, path)
+
+
+def _save_in_place(opened: Opened, path: Path) -> None:
     written = path.with_name(f"{path.stem}_mended{path.suffix}")
     opened.save(written)
     written.replace(path)
@@ -388,10 +393,20 @@ def quantize(job: Job, _: Progress) -> dict[str, Any]:
     )
     for left in Path(job.output).glob("*intermediate.tflite"):
         left.unlink()
-    lost = keep_sections(Path(job.inputs["model"]), job.model)
-    return {
-        "notes": [f"Restored sections that litert-torch dropped: {', '.join(lost)}"] if lost else []
-    }
+    exported = Path(job.inputs["model"])
+    notes: list[str] = []
+    lost = keep_sections(exported, job.model)
+    if lost:
+        notes.append(f"Restored sections that litert-torch dropped: {', '.join(lost)}")
+    if job.options["restore"]:
+        opened = Opened(job.model)
+        part = opened.main()
+        note = restore_clipped(part.model, Opened(exported).main().model)
+        if note:
+            notes.append(note)
+            part.changed = True
+            _save_in_place(opened, job.model)
+    return {"notes": notes}
 
 
 def optimize(job: Job, progress: Progress) -> dict[str, Any]:

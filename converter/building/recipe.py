@@ -27,7 +27,7 @@ _EXPORT = Stage("export", ("base",), {"model": MODEL, "exported": MODEL})
 _CALIBRATE = Stage("calibrate", ("model", "prompts"), {"ranges": "."})
 _QUANTIZE = Stage(QUANTIZE, ("model", "ranges"), {"model": MODEL})
 _NARROW_LOGITS = Stage("narrow", ("model", "checkpoint", "prompts"), {"model": MODEL})
-_NARROW_ROUNDED = Stage("narrow", ("model", "rounded"), {"model": MODEL})
+_NARROW_ROUNDED = Stage("narrow", ("model", "rounded", "exported"), {"model": MODEL})
 OPTIMIZE = Stage(
     "optimize", ("model", "exported"), {"model": MODEL, "converted": MODEL}, compiles=True
 )
@@ -83,6 +83,8 @@ def run_recipe(
             "window": window,
             "rotate": rotate and _ROUND not in stages,
         },
+        # Rounded weights are recognized as they were exported; biases are restored after that.
+        "quantize": {**settings[QUANTIZE], "restore": _NARROW_ROUNDED not in stages},
     }
     for stage in stages:
         report = run.run(stage, options[stage.name])

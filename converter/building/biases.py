@@ -1,0 +1,164 @@
+"""Biases of quantized products, and those that the quantizer clipped.
+
+A bias is stored in steps of the product of both operands' scales, one for each row of weights:
+
+    x [.., columns] in steps of s -> FULLY_CONNECTED, weights in steps of w [rows], bias in steps of s w [rows]
+
+ai-edge-quantizer clips it to 32 bits, silently. In Qwen2.5-Coder-1.5B's first layer, the keys have small weights and a
+bias of up to 354, of which 175 was left in decode and 183 in prefill: decode read the keys of a prefill shifted, and
+the perplexity was 12.5 times the checkpoint's. A row fits if its weights have coarser steps.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_opt.base.errors import EdgeOptError
+from edge_opt.base.words import many
+from edge_opt.building.gptq import Floats
+from edge_opt.building.logits import by_row
+from edge_opt.ir import Buffer, DType, Model, Operator, Subgraph, Tensor
+from edge_opt.ir.cleanup import parts_in_use, remove_unused
+from edge_opt.schema import Data
+from edge_opt.soundness import LARGEST_BIAS, bias_of, is_clipped
+
+_ABOVE = 1 + 1e-6  # so that a bias fits after its scale is rounded to float32
+
+_Weights = tuple[Subgraph, Tensor]
+
+
+def weights_of(model: Model) -> Iterator[_Weights]:
+    """Matrices of int8 constants that only FULLY_CONNECTED operators read, as weights, each once."""
+    for graph in model.subgraphs:
+        for weights in dict.fromkeys(op.inputs[1] for op in graph if op.name == "FULLY_CONNECTED"):
+            if weights is None or not weights.has_numbers or weights.dtype is not DType.INT8:
+                continue
+            if all(_is_weights(reader, weights) for reader in weights.consumers):
+                yield graph, weights
+
+
+def _is_weights(reader: Operator, weights: Tensor) -> bool:
+    return (
+        reader.name == "FULLY_CONNECTED"
+        and reader.inputs[1] is weights
+        and reader.inputs.count(weights) == 1
+    )
+
+
+def replace_weights(
+    graph: Subgraph, weights: Tensor, new: Tensor, biases: Mapping[Operator, Floats]
+) -> None:
+    """Make all readers read new weights, and `biases` in steps that follow from their scales.
+
+    Raises:
+        EdgeOptError: a reader's bias in codes is not among `biases`, or does not fit 32 bits.
+    """
+    graph.add_tensor(new)
+    for reader in weights.consumers:
+        stored = bias_of(reader)
+        if stored is not None:
+            codes = _bias_codes(stored, biases.get(reader), reader.input(0), new)
+            graph.set_input(reader, 2, graph.add_tensor(codes))
+    graph.replace_uses(weights, new)
+
+
+def _bias_codes(stored: Tensor, bias: Floats | None, operand: Tensor, weights: Tensor) -> Tensor:
+    """The bias in steps of the product of the operand's scale and the weights' scales, in its stored type."""
+    assert operand.quantization is not None
+    assert weights.quantization is not None
+    if bias is None or bias.shape != stored.shape:
+        raise EdgeOptError(
+            f"the quantized bundle has a bias '{stored.name}' that the checkpoint does not have"
+        )
+    scales = operand.quantization.scale[0] * weights.quantization.scale
+    codes = np.rint(bias.astype(np.float64) / scales)
+    # Of either type: kernels add it to sums of 32 bits, or clip it to them.
+    if np.abs(codes).max(initial=0) > LARGEST_BIAS:
+        raise EdgeOptError(
+            f"the bias '{stored.name}' does not fit the scales of its weights: use weights='8'"
+        )
+    return Tensor(
+        f"{stored.name}/in_steps",
+        stored.shape,
+        stored.dtype,
+        quantization=by_row(scales),
+        buffer=Buffer(Data(codes.astype(stored.dtype.numpy).tobytes())),
+    )
+
+
+def restore_clipped(model: Model, exported: Model) -> str:
+    """Restore biases that were clipped to 32 bits from the model before quantization, in place.
+
+    Weights of such rows get coarser steps, the same for all entry points. A bias that `exported` does not have, under
+    its name and with the numbers that are not clipped, stays as it is.
+
+    Returns:
+        A note for the user, empty if nothing changed.
+    """
+    usage = parts_in_use(model)
+    graphs = dict(exported.entry_points())
+    known = {graph: graphs.get(name) for name, graph in model.entry_points()}
+    shared: defaultdict[int, list[_Weights]] = defaultdict(list)
+    for graph, weights in weights_of(model):
+        shared[id(weights.buffer)].append((graph, weights))
+    changed = 0
+    for copies in shared.values():
+        biases: dict[Operator, Floats] = {}
+        stored: list[Tensor] = []
+        for graph, weights in copies:
+            for reader in weights.consumers:
+                bias = bias_of(reader)
+                if bias is None:
+                    continue
+                stored.append(bias)
+                real = _before(bias, known.get(graph))
+                if real is not None:
+                    biases[reader] = real
+        if len(biases) == len(stored) and any(is_clipped(bias).any() for bias in stored):
+            changed += _widen(copies, biases)
+    if not changed:
+        return ""
+    remove_unused(model, usage)
+    return f"Restored {many(changed, 'number')} of biases that the quantizer clipped to 32 bits"
+
+
+def _before(bias: Tensor, exported: Subgraph | None) -> Floats | None:
+    """The bias before quantization; None if the exported graph has none of that name that agrees."""
+    if exported is None or bias.quantization is None:
+        return None
+    named = [tensor for tensor in exported.tensors if tensor.name == bias.name]
+    if len(named) != 1 or named[0].dtype is not DType.FLOAT32 or not named[0].has_numbers:
+        return None
+    real = np.asarray(named[0].array(), np.float32)
+    if real.shape != bias.shape:
+        return None
+    steps = bias.quantization.scale.astype(np.float64)
+    stored = np.asarray(bias.array()) * steps
+    clipped = is_clipped(bias)
+    is_near = np.abs(stored - real) <= steps + 1e-6 * np.abs(real)
+    is_beyond = real * np.sign(stored) >= np.abs(stored) * (1 - 1e-6)
+    return real if np.where(clipped, is_beyond, is_near).all() else None
+
+
+def _widen(copies: Sequence[_Weights], biases: Mapping[Operator, Floats]) -> int:
+    """Give weights, which the copies share, the least steps in which all biases fit; the number of rows that change."""
+    _, first = copies[0]
+    assert first.quantization is not None
+    codes: NDArray[np.int8] = np.asarray(first.array(), np.int8)
+    steps = np.broadcast_to(first.quantization.scale, len(codes)).astype(np.float32)
+    wide = steps
+    for reader, bias in biases.items():
+        operand = reader.input(0).quantization
+        assert operand is not None
+        needed = np.abs(bias.astype(np.float64)) / (operand.scale[0] * float(LARGEST_BIAS))
+        wide = np.maximum(wide, np.where(needed > steps, _ABOVE * needed, 0).astype(np.float32))
+    coarser = np.rint(codes * (steps / wide)[:, None]).astype(np.int8)
+    buffer = Buffer(Data(coarser.tobytes()))
+    for graph, weights in copies:
+        new = Tensor(
+            weights.name, weights.shape, DType.INT8, quantization=by_row(wide), buffer=buffer
+        )
+        replace_weights(graph, weights, new, biases)
+    return int((wide > steps).sum())
