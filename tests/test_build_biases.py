@@ -1,5 +1,6 @@
 """Biases that the quantizer clipped to 32 bits get their values back, and their rows of weights coarser steps."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 from edge_opt.building.biases import restore_clipped
-from edge_opt.ir import Model, to_bytes
+from edge_opt.ir import Model, load, to_bytes
 from edge_opt.ir.parse import parse
 from edge_opt.soundness import broken_ranges
 
@@ -35,6 +36,10 @@ def of_text(body: dict[str, str]) -> Model:
         (product,) = graph
         product.input(1).buffer = first.buffer
         product.input(2).name = f"bias of {graph.name}"
+        # The quantizer wants a name for each tensor.
+        for tensor in (*product.inputs[:2], *product.outputs):
+            assert tensor is not None
+            tensor.name = f"{tensor.name} of {graph.name}"
     return model
 
 
@@ -121,3 +126,33 @@ def test_a_bias_that_the_exported_model_does_not_have_stays_and_is_named(
         product.input(2).name = name or product.input(2).name
     assert restore_clipped(model, source) == ""
     assert [one.rule for one in broken_ranges(model)] == ["clipped-bias"] * 2
+
+
+@pytest.mark.slow
+def test_the_quantizer_clips_biases_and_they_are_restored(tmp_path: Path) -> None:
+    quantizer = pytest.importorskip(
+        "ai_edge_quantizer.quantizer", reason="pip install '.[quantizer]'"
+    )
+    recipe = pytest.importorskip("ai_edge_quantizer.recipe")
+    source = exported()
+    path = tmp_path / "exported.tflite"
+    path.write_bytes(to_bytes(source))
+    tool = quantizer.Quantizer(str(path))
+    tool.load_quantization_recipe(recipe.static_wi8_ai16())
+    x = np.array([[0.5, -1.25, 1.5]], np.float32)
+    ranges = tool.calibrate({name: [{"x": x}] for name in INPUT_STEPS})
+    model = load(bytes(tool.quantize(ranges).quantized_model))
+    assert [one.rule for one in broken_ranges(model)] == ["clipped-bias"] * 2
+    assert restore_clipped(model, source) != ""
+    assert list(broken_ranges(model)) == []
+    plain = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+    wanted = x @ (WEIGHTS * STEPS[:, None]).T + BIAS
+    for signature in model.signatures:
+        given = signature.inputs["x"].quantization
+        taken = signature.outputs["y"].quantization
+        assert given is not None
+        assert taken is not None
+        codes = np.rint(x / given.scale[0]).astype(np.int16)
+        runner = Interpreter(model_content=to_bytes(model), experimental_op_resolver_type=plain)
+        found = runner.get_signature_runner(signature.key)(x=codes)["y"] * taken.scale[0]
+        assert np.abs(found - wanted).max() < 0.05

@@ -138,7 +138,8 @@ def _before(bias: Tensor, exported: Subgraph | None) -> Floats | None:
     stored = np.asarray(bias.array()) * steps
     clipped = is_clipped(bias)
     is_near = np.abs(stored - real) <= steps + 1e-6 * np.abs(real)
-    is_beyond = real * np.sign(stored) >= np.abs(stored) * (1 - 1e-6)
+    # Of either sign: in float32 the end of 32 bits rounds to 2^31, and its cast becomes the other end.
+    is_beyond = np.abs(real) >= np.abs(stored) * (1 - 1e-6)
     return real if np.where(clipped, is_beyond, is_near).all() else None
 
 
