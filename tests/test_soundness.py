@@ -340,6 +340,22 @@ def test_caches_that_are_not_read_mean_no_numbers() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("code", "rules"),
+    [(2**31 - 1, ["clipped-bias"]), (-(2**31), ["clipped-bias"]), (2**31 - 2, [])],
+)
+def test_a_bias_at_an_end_of_32_bits_is_named(code: int, rules: list[str]) -> None:
+    text = f"""
+    subgraph main (%x: int8[1,2,2,1] q(0.01, 0)) {{
+      %y: int8[1,2,2,2] q(0.1, 0) = CONV_2D(
+        %x, int8[2,1,1,1]{{3, -4}} q([0.01, 0.01], [0, 0], axis 0),
+        int32{{5, {code}}} q([0.0001, 0.0001], [0, 0], axis 0)
+      ) {{stride_w: 1, stride_h: 1}}
+      return %y
+    }}"""
+    assert [one.rule for one in broken_ranges(parse(text))] == rules
+
+
 def test_convert_and_inspect_warn_of_every_model(tmp_path: Path, capsys: Captured) -> None:
     """In a bundle every model is looked at, and one that is only copied may be of any kind."""
     path = tmp_path / "broken.tflite"
