@@ -144,8 +144,11 @@ def value_products(softmax: Operator) -> Below:
 
 def _sums_over(keys: Axes, contracted: int, tensor: Tensor) -> bool:
     """True if a product that sums over an axis sums over the keys; a single key may lie on any axis of size 1."""
-    single = all(tensor.shape[axis] == 1 for axis in (*keys, contracted))
-    return not keys or contracted in keys or single
+    if not keys or contracted in keys:
+        return True
+    axes = (*keys, contracted)
+    # The shape may be unknown, or a wrong one.
+    return max(axes) < len(tensor.shape) and all(tensor.shape[axis] == 1 for axis in axes)
 
 
 def _keeps_probabilities(operator: Operator, tensor: Tensor) -> bool:
