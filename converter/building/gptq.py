@@ -72,9 +72,9 @@ class Moments:
 def damping_for(columns: int, inputs: int) -> float:
     """The damping for moments of so many inputs: the fewer there are for each column, the less they say of others.
 
-    Half of the share of columns to inputs. Measured with it, and with 0.05 for all products: in Qwen2.5-Coder-0.5B, by
-    9,350 tokens, the harms of the `down` products alone sum to 0.027 and 0.065 nats on the prompts to judge by; with 95 %
-    of its weights in 4 bits, KL divergence on text of another kind is 0.0438 +- 0.0016 and 0.0466 +- 0.0019. In
+    Half of the share of columns to inputs. Measured with it, and with 0.05 for all products, in Qwen2.5-Coder-0.5B by
+    9,350 tokens: the harms of the `down` products alone sum to 0.027 and 0.065 nats on the prompts to judge by; with
+    95 % of its weights in 4 bits, KL divergence on text of another kind is 0.0438 +- 0.0016 and 0.0466 +- 0.0019. In
     Qwen2.5-Coder-1.5B (8,960 columns), what rounding destroys of the results of `down` falls by 15 to 20 %.
     """
     return columns / (2 * inputs)
