@@ -149,6 +149,9 @@ def test_an_error_after_linux_ended_a_process_for_memory_says_so(
     monkeypatch.setattr(processes, "ended_for_memory", lambda: next(counts))
     with pytest.raises(OutOfMemoryError, match=r"ran out \(RuntimeError: the compiler failed\)"):
         child(place, monkeypatch, "raise RuntimeError('the compiler failed')")
+    counts = iter((3, 4))
+    with pytest.raises(UsageError, match="no such setting"):  # not for want of memory
+        child(place, monkeypatch, NO_SETTING)
 
 
 def test_processes_that_linux_ended_for_memory_are_counted(

@@ -13,7 +13,7 @@ from cli_runs import Patch
 
 from edge_opt.base.errors import EdgeOptError, UsageError
 from edge_opt.building import rounding
-from edge_opt.building.gptq import Grid
+from edge_opt.building.gptq import Grid, Rounder, damping_for
 from edge_opt.building.narrowing import narrow_layers
 from edge_opt.building.network import PRODUCTS, check_family
 from edge_opt.building.rounding import CHECKPOINT, PLAN, Choice, Plan, choose, read_rounded
@@ -134,6 +134,21 @@ def test_weights_that_are_not_found_by_their_values_are_an_error(change: int) ->
         EdgeOptError, match="no weights of layer as they were rounded, the first of 1"
     ):
         narrow_layers(model(grid), {"layer": other}, {})
+
+
+def test_few_inputs_for_each_column_take_more_damping() -> None:
+    """What a rounding for 128 inputs of 128 columns destroys of other inputs' results, if no few directions rule."""
+    random = np.random.default_rng(5)
+    mixing = random.normal(size=(128, 128)) / 8
+    inputs, others = (random.normal(size=(count, 128)) @ mixing for count in (128, 4096))
+    weights = random.normal(size=(64, 128)).astype(np.float32)
+    moments = (inputs.T @ inputs).astype(np.float32)
+
+    def destroyed(rounder: Rounder) -> float:
+        return float(np.square(others @ (rounder.rounded(weights).values() - weights).T).sum())
+
+    damping = damping_for(128, len(inputs))
+    assert destroyed(Rounder(moments, damping)) < 0.97 * destroyed(Rounder(moments))
 
 
 def test_the_least_harmful_products_for_their_size_are_chosen_while_together_they_fit() -> None:

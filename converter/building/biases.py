@@ -5,8 +5,8 @@ A bias is stored in steps of the product of both operands' scales, one for each 
     x [.., columns] in steps of s -> FULLY_CONNECTED, weights in steps of w [rows], bias in steps of s w [rows]
 
 ai-edge-quantizer clips it to 32 bits, silently. In Qwen2.5-Coder-1.5B's first layer, the keys have small weights and a
-bias of up to 354, of which 175 was left in decode and 183 in prefill: decode read the keys of a prefill shifted, and
-the perplexity was 12.5 times the checkpoint's. A row fits if its weights have coarser steps.
+bias of up to 354, of which decode kept 175 and prefill 183. So decode took the keys that prefill had written for other
+ones, and the perplexity was 12.5 times the checkpoint's. A bias fits if the weights of its row have coarser steps.
 """
 
 from collections import defaultdict
@@ -105,23 +105,36 @@ def restore_clipped(model: Model, exported: Model) -> str:
         shared[id(weights.buffer)].append((graph, weights))
     changed = 0
     for copies in shared.values():
-        biases: dict[Operator, Floats] = {}
-        stored: list[Tensor] = []
-        for graph, weights in copies:
-            for reader in weights.consumers:
-                bias = bias_of(reader)
-                if bias is None:
-                    continue
-                stored.append(bias)
-                real = _before(bias, known.get(graph))
-                if real is not None:
-                    biases[reader] = real
-        if len(biases) == len(stored) and any(is_clipped(bias).any() for bias in stored):
+        biases = _clipped(copies, known)
+        if biases:
             changed += _widen(copies, biases)
     if not changed:
         return ""
     remove_unused(model, usage)
     return f"Restored {many(changed, 'number')} of biases that the quantizer clipped to 32 bits"
+
+
+def _clipped(
+    copies: Sequence[_Weights], exported: Mapping[Subgraph, Subgraph | None]
+) -> dict[Operator, Floats]:
+    """The biases before quantization of all readers of shared weights; empty if none is clipped, or one is unknown."""
+    stored: dict[Operator, Tensor] = {}
+    places: dict[Operator, Subgraph] = {}
+    for graph, weights in copies:
+        for reader in weights.consumers:
+            bias = bias_of(reader)
+            if bias is not None:
+                stored[reader] = bias
+                places[reader] = graph
+    if not any(is_clipped(bias).any() for bias in stored.values()):
+        return {}
+    found: dict[Operator, Floats] = {}
+    for reader, bias in stored.items():
+        real = _before(bias, exported.get(places[reader]))
+        if real is None:
+            return {}
+        found[reader] = real
+    return found
 
 
 def _before(bias: Tensor, exported: Subgraph | None) -> Floats | None:

@@ -26,7 +26,7 @@ _MEMORY = {
 }
 """Bytes of memory of a stage's largest process, of the last two's in all: billions for any model, and those a weight.
 
-From Qwen2.5-Coder-0.5B and 1.5B.
+From Qwen2.5-Coder-0.5B and 1.5B, but for `emulate`, which compiles the same graphs and is taken to need as much.
 """
 _DISK = 22
 """Bytes for each weight: three copies in float32 during the export, and a bundle for each stage."""

@@ -270,8 +270,11 @@ def _answer(status: int, outcome: Path, *, memory_ran_out: bool) -> tuple[dict[s
         "error", ""
     ):
         raise OutputError("the disk is full")
-    if "error" in answer and not (answer["out_of_memory"] or memory_ran_out):
-        raise _KINDS.get(answer["exit_code"], StageFailedError)(answer["error"])
+    if "error" in answer:
+        kind = _KINDS.get(answer["exit_code"], StageFailedError)
+        of_memory = answer["out_of_memory"] or (memory_ran_out and kind is StageFailedError)
+        if not of_memory:
+            raise kind(answer["error"])
     cause = answer.get("error") or processes.killed_by(status) or f"exit status {status}"
     if "error" in answer or status == -signal.SIGKILL:
         raise OutOfMemoryError(f"memory probably ran out ({cause}): {MORE_MEMORY}")
