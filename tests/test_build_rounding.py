@@ -13,7 +13,7 @@ from cli_runs import Patch
 
 from edge_opt.base.errors import EdgeOptError, UsageError
 from edge_opt.building import rounding
-from edge_opt.building.gptq import Grid, Rounder, damping_for
+from edge_opt.building.gptq import BOTTOM, TOP, Grid, Rounder, damping_for
 from edge_opt.building.narrowing import narrow_layers
 from edge_opt.building.network import PRODUCTS, check_family
 from edge_opt.building.rounding import CHECKPOINT, PLAN, Choice, Plan, choose, read_rounded
@@ -26,11 +26,11 @@ RNG = np.random.default_rng(3)
 
 
 def grid_of(seed: int) -> Grid:
-    """Random codes whose rows have every largest code from 1 to 7, and one row of zeros."""
+    """Random codes whose rows have every largest code from 1 to 8, negative ones, and one row of zeros."""
     random = np.random.default_rng(seed)
-    largest = np.resize(np.arange(8), ROWS)[:, None]
-    codes = random.integers(-largest, largest + 1, (ROWS, COLUMNS))
-    codes[:, :1] = largest
+    largest = np.resize(np.arange(9), ROWS)[:, None]
+    codes = random.integers(-largest, largest, (ROWS, COLUMNS), endpoint=True).clip(BOTTOM, TOP)
+    codes[:, :1] = -largest
     return Grid(codes.astype(np.int8), random.uniform(0.001, 0.1, ROWS).astype(np.float32))
 
 

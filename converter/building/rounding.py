@@ -22,7 +22,7 @@ from edge_opt.base.errors import UsageError
 from edge_opt.base.record import from_dict
 from edge_opt.base.words import Progress, listed, many
 from edge_opt.building.checkpoint import Streamed, create, load
-from edge_opt.building.gptq import TOP, Floats, Grid
+from edge_opt.building.gptq import BOTTOM, TOP, Floats, Grid
 from edge_opt.building.network import (
     NAMES,
     Harm,
@@ -47,13 +47,22 @@ _LEAST_TOKENS = 4000
 _EACH = 4  # one prompt in so many is kept to judge by
 _JUDGED = 160  # tokens of a prompt to judge by; all have as many, so that they run as one batch
 _MOST_JUDGED = 4  # prompts
-_CAUTION = 1.15
-"""How much more the weights cost in a bundle, on other text, than on the prompts to judge by.
+_ACTIVATIONS = 0.01
+"""Nats that int16 activations cost a bundle, whose weights are measured without them.
 
-Qwen2.5-Coder-0.5B, nats on the prompts to judge by, and those that the bundle's perplexity shows: 0.0495 and 0.0535
-with 97 % of its weights in 4 bits, 0.0395 and 0.0432 with 92 %; rounded with `damping_for`, 0.0396 and 0.0540 +- 0.009.
-Too little for Qwen2.5-Coder-1.5B: 0.035 and 0.11.
+What bundles with 8-bit weights cost: from -0.003 to 0.011, Qwen2.5-Coder-1.5B 0.028 +- 0.016.
 """
+_ELSEWHERE = 1.5
+"""How much more rounded weights cost on text of another kind than on the prompts to judge by.
+
+Nats on the prompts to judge by, and on text of another kind: 0.030 and 0.043 with 95 % of Qwen2.5-Coder-0.5B's weights
+in 4 bits, 0.035 and 0.060 with 97 % of Qwen2.5-Coder-1.5B's.
+"""
+
+
+def allowed_for(ratio: float) -> float:
+    """Nats that rounded weights may cost on the prompts to judge by, for a bundle of this perplexity ratio."""
+    return max(math.log(ratio) - _ACTIVATIONS, 0.0) / _ELSEWHERE
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +197,7 @@ def _measured_plan(
         progress("choosing", min(next(step), steps), steps)
         return network.harm_of(network.modules(plan.narrow()), grid) + harm.logits
 
-    plan = choose(measured, cost, math.log(ratio) / _CAUTION)
+    plan = choose(measured, cost, allowed_for(ratio))
     return replace(plan, logits=harm.logits)
 
 
@@ -262,10 +271,11 @@ def _on_grid(rows: Floats) -> Grid | None:
     """The codes and scales of rows that are multiples of a scale, up to bfloat16's rounding; None if they are not."""
     largest = np.abs(rows).max(axis=1, keepdims=True)
     scales = np.where(largest[:, 0] > 0, np.float32(0), np.float32(1))
-    for most in range(TOP, 0, -1):
+    for most in range(-BOTTOM, 0, -1):
         scale = np.where(largest > 0, largest, np.float32(1)) / np.float32(most)
         codes = rows / scale
         fits = (np.abs(codes - np.rint(codes)) < 0.02).all(axis=1)
+        fits &= codes.max(axis=1) < TOP + 0.5
         fits &= largest[:, 0] > 0
         scales[fits] = scale[fits, 0]
     if not scales.all():
