@@ -21,7 +21,7 @@ import numpy as np
 from edge_opt.base.errors import UsageError
 from edge_opt.base.record import from_dict
 from edge_opt.base.words import Progress, listed, many
-from edge_opt.building.checkpoint import Streamed, create, load
+from edge_opt.building.checkpoint import Stored, Streamed, create, load
 from edge_opt.building.gptq import BOTTOM, TOP, Floats, Grid
 from edge_opt.building.network import (
     NAMES,
@@ -117,20 +117,14 @@ def round_weights(job: Job, progress: Progress) -> dict[str, Any]:
     with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
         known = grids_of(weights)
         if not known and job.options["rotate"]:
-            # Weights round better when no channel stands out, even if activations gain nothing.
-            rotated = Path(folder, "rotated")
-            prepared = rotate_stream(weights, source, rotated, least_gain=0)
-            notes.append(prepared.note)
-            if prepared.rotated:
-                weights = load(rotated)
+            weights, note = _rotated(weights, source, Path(folder, "rotated"))
+            notes.append(note)
         network = Network(weights, read, judged)
         rounded = _Codes(Path(folder, _CODES), weights, network.modules())
         if known:
             unused = "" if given is None else ", so the plan is not used"
             notes.append(f"The checkpoint's weights lie on a 4-bit grid already{unused}")
-            plan = Plan(
-                tuple(_bits(network, lambda product: product.modules.keys() <= known.keys()))
-            )
+            plan = _plan_of(network, known)
             for name, grid in known.items():
                 rounded.keep(name, grid)
             moments = network.rounded(Plan(()).narrow(), rounded.keep, progress)
@@ -143,17 +137,34 @@ def round_weights(job: Job, progress: Progress) -> dict[str, Any]:
         chosen = network.modules(plan.narrow())
         codes = _Codes(output / _CODES, weights, chosen)
         codes.keep_moments(moments)
+        for name in chosen:
+            codes.keep(name, rounded.grid(name))
         # A rotated checkpoint has a place for each weight by now.
         places = weights.prepare_copy(source, output / CHECKPOINT, map(_weight_of, chosen))
-        for name in chosen:
-            grid = rounded.grid(name)
-            codes.keep(name, grid)
-            places.pop(_weight_of(name)).codes("r+")[:] = grid.values()
-        weights.copy_to(places)
+        _write_rounded(weights, places, chosen, codes)
         plan = replace(plan, together=network.harm_of(chosen, codes.grid))
     (output / PLAN).write_text(json.dumps(asdict(plan), indent=1), encoding="utf-8")
     notes += plan_lines(plan)
     return {"notes": [*filter(None, notes)]}
+
+
+def _rotated(weights: Streamed, source: Path, target: Path) -> tuple[Streamed, str]:
+    """The rotated checkpoint, or the same if its family cannot be rotated, with a note for the user.
+
+    Weights round better when no channel stands out, even if activations gain nothing.
+    """
+    prepared = rotate_stream(weights, source, target, least_gain=0)
+    return (load(target) if prepared.rotated else weights), prepared.note
+
+
+def _write_rounded(
+    weights: Streamed, places: dict[str, Stored], chosen: Iterable[str], codes: "_Codes"
+) -> None:
+    """Fill the places of a copy of a checkpoint, by name; chosen modules get the values of their codes."""
+    for name in chosen:
+        rounded = codes.grid(name).values()
+        places.pop(_weight_of(name)).codes("r+")[:] = rounded
+    weights.copy_to(places)
 
 
 def _texts(checkpoint: Path, prompts: Path) -> tuple[list[Any], Any]:
@@ -242,6 +253,11 @@ def checked_plan(given: Mapping[str, Any], network: Network) -> Plan:
     harms = {(one.layer, one.name): one.kl for one in plan.products}
     measured = [replace(one, kl=harms[one.layer, one.name]) for one in products]
     return replace(plan, products=tuple(measured))
+
+
+def _plan_of(network: Network, known: Mapping[str, Grid]) -> Plan:
+    """The plan that has those products in 4 bits of which all weights lie on a grid."""
+    return Plan(tuple(_bits(network, lambda product: product.modules.keys() <= known.keys())))
 
 
 def _bits(network: Network, narrow: Callable[[Product], bool]) -> list[Choice]:
