@@ -32,9 +32,9 @@ def test_parts_take_what_the_graph_up_to_their_end_takes_more_than_up_to_the_par
     assert title == "Where the time of prefill_8 goes"
     assert [row[0] for row in rows[::2]] == [
         "all layers",
-        "attention",
-        "feed-forward",
-        "norms",
+        "attention, first layers",
+        "feed-forward, first layers",
+        "norms, first layers",
         "spill",
     ]
     assert {row[1] for row in rows} == {"before", "after"}
@@ -42,6 +42,7 @@ def test_parts_take_what_the_graph_up_to_their_end_takes_more_than_up_to_the_par
     assert whole > attention > 0
     assert split - whole >= more - attention > 0, "only attention got more operators"
     assert rows[1][3] == "█" * 14
+    assert rows[3][3] == "█" * 14, "the longest of its layers"
     assert "not timed on a phone" in note
     page = conversion_report(result, gain=gain).render(".html")
     assert '<i class="after" style="width:7.0em"></i>' in page

@@ -1,7 +1,7 @@
 """Where the time of an entry point goes: to attention, feed-forward, norms and logits."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from edge_opt.base.atomic import AnyPath
 from edge_opt.base.words import Progress, size
@@ -21,7 +21,8 @@ _FIRST = "before"
 _LAST = "after"
 _BARS = {_FIRST: "░", _LAST: "█"}
 _LONGEST = 14  # characters of a bar
-_PARTS = ("all layers", "attention", "feed-forward", "norms", "logits")
+_WHOLE = ("all layers", "logits")
+_IN_LAYERS = ("attention", "feed-forward", "norms")
 
 
 def draw_gain(
@@ -63,21 +64,31 @@ def draw_gain(
             below = _up_to(model, signature, others, judge)
             times["logits", version] = times["all layers", version] - _us(below)
     rows: Table = [("", "", "estimated", "")]
-    longest = max(times.values())
-    for part in _PARTS:
-        for version in versions if (part, _FIRST) in times else ():
-            us = max(0, times[part, version])
-            name = part if version == _FIRST else ""
-            rows.append((name, version, f"{us / 1000:.3f} ms", _bar(version, us / longest)))
+    rows += _rows({part: part for part in _WHOLE}, times)
+    rows += _rows({part: f"{part}, first layers" for part in _IN_LAYERS}, times)
     for version, spill in spills.items():
         share = spill / (max(spills.values()) or 1)
         name = "spill" if version == _FIRST else ""
         rows.append((name, version, size(spill), _bar(version, share)))
     note = (
-        f"Attention, feed-forward and norms are those of the first {_LAYERS} layers. Estimates for {judge.chip}; not "
-        "timed on a phone."
+        f"First layers: the first {_LAYERS}, drawn to a scale of their own. Estimates for {judge.chip}; not timed on a "
+        "phone."
     )
     return Gain(f"Where the time of {signature} goes", rows, note)
+
+
+def _rows(names: dict[str, str], times: Mapping[tuple[str, str], int]) -> Table:
+    """The times of parts in both versions, with their names; the longest has the longest bar."""
+    found = {key: max(0, us) for key, us in times.items() if key[0] in names}
+    longest = max(found.values(), default=0) or 1
+    rows: Table = []
+    for part, name in names.items():
+        for version in _BARS:
+            us = found.get((part, version))
+            if us is not None:
+                shown = name if version == _FIRST else ""
+                rows.append((shown, version, f"{us / 1000:.3f} ms", _bar(version, us / longest)))
+    return rows
 
 
 def _points(model: Model, signature: str) -> Iterator[tuple[str, Tensor]]:
