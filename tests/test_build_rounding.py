@@ -16,7 +16,15 @@ from edge_opt.building import rounding
 from edge_opt.building.gptq import BOTTOM, TOP, Grid, Rounder, damping_for
 from edge_opt.building.narrowing import narrow_layers
 from edge_opt.building.network import PRODUCTS, check_family
-from edge_opt.building.rounding import CHECKPOINT, PLAN, Choice, Plan, choose, read_rounded
+from edge_opt.building.rounding import (
+    CHECKPOINT,
+    PLAN,
+    Choice,
+    Plan,
+    allowed_for,
+    choose,
+    read_rounded,
+)
 from edge_opt.building.stages import Job
 from edge_opt.ir import DType, Model, to_bytes
 from edge_opt.ir.parse import parse
@@ -149,6 +157,11 @@ def test_few_inputs_for_each_column_take_more_damping() -> None:
 
     damping = damping_for(128, len(inputs))
     assert destroyed(Rounder(moments, damping)) < 0.97 * destroyed(Rounder(moments))
+
+
+def test_the_allowance_leaves_room_for_activations_and_for_text_of_another_kind() -> None:
+    assert 0.01 + 1.5 * allowed_for(1.05) == pytest.approx(math.log(1.05))
+    assert allowed_for(1.005) == 0, "what int16 activations alone cost"
 
 
 def test_the_least_harmful_products_for_their_size_are_chosen_while_together_they_fit() -> None:

@@ -50,7 +50,8 @@ _MOST_JUDGED = 4  # prompts
 _ACTIVATIONS = 0.01
 """Nats that int16 activations cost a bundle, whose weights are measured without them.
 
-What bundles with 8-bit weights cost: from -0.003 to 0.011, Qwen2.5-Coder-1.5B 0.028 +- 0.016.
+What bundles with 8-bit weights cost: Qwen2.5-Coder-0.5B -0.003 +- 0.008, SmolLM2-135M 0.010 +- 0.005, Gemma 3 270M
+0.019 +- 0.009, Qwen2.5-Coder-1.5B 0.028 +- 0.016.
 """
 _ELSEWHERE = 1.5
 """How much more rounded weights cost on text of another kind than on the prompts to judge by.
