@@ -132,7 +132,7 @@ def _compensation(hessian: Floats) -> Floats:
     return np.ascontiguousarray(inverse[::-1, ::-1])
 
 
-def least_scales(weights: Floats) -> Floats:
+def _least_scales(weights: Floats) -> Floats:
     """The least scale of each row in which none of its weights `[rows, columns]` is clipped; 1 for a row of zeros."""
     scales = np.maximum(
         weights.max(axis=1) / np.float32(TOP), weights.min(axis=1) / np.float32(BOTTOM)
@@ -147,7 +147,7 @@ def _nearest(weights: Floats, scales: Floats) -> Floats:
 
 def _least_error(weights: Floats) -> Floats:
     """The candidate scale of each row with the least squared error; 1 for a row of zeros."""
-    largest = least_scales(weights)
+    largest = _least_scales(weights)
     best = np.ones_like(largest)  # that of a row of zeros, whose every error is the same
     least = np.square(weights).sum(axis=1)
     for part in _SCALES:

@@ -83,6 +83,8 @@ def _rows(names: dict[str, str], times: Mapping[tuple[str, str], int]) -> Table:
     longest = max(found.values(), default=0) or 1
     rows: Table = []
     for part, name in names.items():
+        if (part, _FIRST) not in found:
+            continue
         for version in _BARS:
             us = found.get((part, version))
             if us is not None:
