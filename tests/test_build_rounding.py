@@ -4,7 +4,7 @@ import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from cli_runs import Patch
 
 from edge_opt.base.errors import EdgeOptError, UsageError
 from edge_opt.building import rounding
+from edge_opt.building.checkpoint import Streamed
 from edge_opt.building.gptq import BOTTOM, TOP, Grid, Rounder, damping_for
 from edge_opt.building.narrowing import narrow_layers
 from edge_opt.building.network import PRODUCTS, check_family
@@ -23,6 +24,7 @@ from edge_opt.building.rounding import (
     Plan,
     allowed_for,
     choose,
+    grids_of,
     read_rounded,
 )
 from edge_opt.building.stages import Job
@@ -34,7 +36,7 @@ RNG = np.random.default_rng(3)
 
 
 def grid_of(seed: int) -> Grid:
-    """Random codes whose rows have every largest code from 1 to 8, negative ones, and one row of zeros."""
+    """Random codes whose rows have every smallest code from -8 to 0."""
     random = np.random.default_rng(seed)
     largest = np.resize(np.arange(9), ROWS)[:, None]
     codes = random.integers(-largest, largest, (ROWS, COLUMNS), endpoint=True).clip(BOTTOM, TOP)
@@ -157,6 +159,22 @@ def test_few_inputs_for_each_column_take_more_damping() -> None:
 
     damping = damping_for(128, len(inputs))
     assert destroyed(Rounder(moments, damping)) < 0.97 * destroyed(Rounder(moments))
+
+
+@pytest.mark.parametrize("largest", [7, 8])
+def test_a_grid_is_recognized_if_its_codes_fit_4_bits(largest: int) -> None:
+    """Stored in 4 bits, 8 would be -8."""
+    grid = grid_of(6)
+    grid.codes[0, :3] = -8, largest, 1
+    weights = SimpleNamespace(
+        model=SimpleNamespace(named_modules=lambda: [("q_proj", None)]),
+        read=lambda _, rows=slice(None): grid.values()[rows],
+    )
+    found = grids_of(cast(Streamed, weights))
+    if largest == 8:
+        assert not found
+    else:
+        np.testing.assert_allclose(found["q_proj"].values(), grid.values(), rtol=1e-6)
 
 
 def test_the_allowance_leaves_room_for_activations_and_for_text_of_another_kind() -> None:

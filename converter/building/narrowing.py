@@ -2,7 +2,7 @@
 
 The exporter quantizes every row of a rounded checkpoint again, to 8 bits by its largest value. A row of 4-bit codes c
 with the scale s and the largest code m becomes `round(127 c / m)`, which does not determine m. So the stage `round`
-keeps codes and scales, and a constant is recognized by its signs, which 8 bits preserve: `127 / m` is at least 18.
+keeps codes and scales, and a constant is recognized by its signs, which 8 bits preserve: `127 / m` is more than 15.
 """
 
 from collections.abc import Mapping

@@ -64,8 +64,8 @@ def draw_gain(
             below = _up_to(model, signature, others, judge)
             times["logits", version] = times["all layers", version] - _us(below)
     rows: Table = [("", "", "estimated", "")]
-    rows += _rows({part: part for part in _WHOLE}, times)
-    rows += _rows({part: f"{part}, first layers" for part in _IN_LAYERS}, times)
+    rows += _rows(_WHOLE, "", times)
+    rows += _rows(_IN_LAYERS, ", first layers", times)
     for version, spill in spills.items():
         share = spill / (max(spills.values()) or 1)
         name = "spill" if version == _FIRST else ""
@@ -77,19 +77,19 @@ def draw_gain(
     return Gain(f"Where the time of {signature} goes", rows, note)
 
 
-def _rows(names: dict[str, str], times: Mapping[tuple[str, str], int]) -> Table:
-    """The times of parts in both versions, with their names; the longest has the longest bar."""
-    found = {key: max(0, us) for key, us in times.items() if key[0] in names}
+def _rows(parts: Sequence[str], where: str, times: Mapping[tuple[str, str], int]) -> Table:
+    """The times of parts in each version, with `where` behind their names; the longest of them has the longest bar."""
+    found = {key: max(0, us) for key, us in times.items() if key[0] in parts}
     longest = max(found.values(), default=0) or 1
     rows: Table = []
-    for part, name in names.items():
+    for part in parts:
         if (part, _FIRST) not in found:
             continue
         for version in _BARS:
             us = found.get((part, version))
             if us is not None:
-                shown = name if version == _FIRST else ""
-                rows.append((shown, version, f"{us / 1000:.3f} ms", _bar(version, us / longest)))
+                name = f"{part}{where}" if version == _FIRST else ""
+                rows.append((name, version, f"{us / 1000:.3f} ms", _bar(version, us / longest)))
     return rows
 
 
