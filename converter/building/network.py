@@ -7,6 +7,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,10 +53,22 @@ class Harm(NamedTuple):
 
 @dataclass
 class Text:
-    """Texts on their way through the layers: `hidden` `[B, T, D]`, and each layer's other arguments."""
+    """Texts of one length on their way through the layers: `hidden` `[B, T, D]`, and each layer's other arguments.
+
+    `expected` `[B, positions, vocabulary]`, of those to judge by: the logarithms of the original's probabilities.
+    """
 
     hidden: Any
     arguments: Sequence[Mapping[str, Any]]
+    expected: Any = None
+
+    @property
+    def compared(self) -> slice:
+        """The positions to judge by.
+
+        In the second half, as `evaluate` scores: the first positions are a template, and no answer stands there.
+        """
+        return slice(self.hidden.shape[1] // 2, None, _EVERY)
 
 
 def check_family(model: Any) -> None:
@@ -88,9 +101,18 @@ def last_part(name: str) -> str:
 
 
 class Network:
-    """A model layer by layer, with the texts to round for and those to judge by."""
+    """A model layer by layer.
 
-    def __init__(self, weights: Streamed, read: Sequence[Any], judged: Any) -> None:
+    Args:
+        weights: its checkpoint.
+        read: tokens of each text to round for, `[1, T]`.
+        alone: tokens of the texts to judge each product by, `[B, T]`: every product takes a pass of its own.
+        together: tokens of each text to judge all of them by, `[1, T]`.
+    """
+
+    def __init__(
+        self, weights: Streamed, read: Sequence[Any], alone: Any, together: Sequence[Any]
+    ) -> None:
         model = weights.model
         self._filled = weights.filled
         self._model = model
@@ -99,25 +121,30 @@ class Network:
         """The products of each layer."""
         with self._filled(model.model.embed_tokens):
             self._read = [self._text(tokens) for tokens in read]
-            self._judged = self._text(judged)
-        # The second half, as `evaluate` scores: the first positions are a template, and no answer stands there.
-        self._compared = slice(judged.shape[1] // 2, None, _EVERY)
-        self._expected = model(judged).logits[:, self._compared].log_softmax(-1)
-        moved = replace(self._judged)
+            self._alone = self._text(alone)
+            self._together = [self._text(tokens) for tokens in together]
+        judged = [self._alone, *self._together]
+        moved = [replace(text) for text in judged]
         for number, layer in enumerate(self._layers):
             with self._filled(layer):
-                self._move(number, [moved])
-        if not abs(self._harm(moved)) < 1e-4:
+                self._move(number, moved)
+        with self._filled(model.lm_head):
+            for text, behind in zip(judged, moved, strict=True):
+                text.expected = self._predicted(behind)
+        found = model(alone[:1]).logits[:, self._alone.compared]
+        if not abs(_divergence(self._alone.expected[:1], found)) < 1e-4:
             raise UsageError(_unknown("the way it computes its logits"))
 
-    def _harm(self, text: Text) -> float:
-        """The mean KL divergence from the original's next token, in nats, of texts behind the last layer."""
-        states = self._model.model.norm(text.hidden)[:, self._compared]
-        return self._divergence(self._model.lm_head(states))
+    def _states(self, text: Text) -> Any:
+        """What the logits' product reads, of a text behind the last layer."""
+        return self._model.model.norm(text.hidden)[:, text.compared]
 
-    def _divergence(self, logits: Any) -> float:
-        found = logits.log_softmax(-1)
-        return float((self._expected.exp() * (self._expected - found)).sum(-1).mean())
+    def _predicted(self, text: Text) -> Any:
+        return self._model.lm_head(self._states(text)).log_softmax(-1)
+
+    def _harm(self, text: Text) -> float:
+        """The mean KL divergence from the original's next token, in nats, of a text behind the last layer."""
+        return _divergence(text.expected, self._predicted(text))
 
     def modules(self, wanted: Callable[[Product], bool] | None = None) -> list[str]:
         """The names of the modules of all products, or of those that are wanted."""
@@ -135,13 +162,15 @@ class Network:
         """
         changed: list[tuple[Product, Text]] = []
         read = [replace(text) for text in self._read]
-        judged = replace(self._judged)
+        judged = replace(self._alone)
         for layer, products in enumerate(self.products):
             progress("measuring", layer, len(self.products))
             with self._filled(self._layers[layer]):
                 self._move(layer, [text for _, text in changed])
                 for product, values in self._round_layer(layer, read, products, keep):
-                    changed.append((product, self._behind(layer, judged, values)))
+                    moved = replace(judged)
+                    self._move_changed(layer, [moved], values)
+                    changed.append((product, moved))
                 self._move(layer, [judged])
         moments = self._normed_moments(read)
         with self._filled(self._model.lm_head):
@@ -200,15 +229,16 @@ class Network:
 
     def harm_of(self, names: Container[str], grid: Callable[[str], Grid]) -> float:
         """The harm of all weights of layers together: those of some modules as rounded, the others at 8 bits."""
-        judged = replace(self._judged)
+        texts = [replace(text) for text in self._together]
         for layer in range(len(self._layers)):
             values: dict[str, Floats] = {}
             with self._filled(self._layers[layer]):
                 for name, module in self._modules(layer).items():
                     in_4_bits = name in names
                     values[name] = grid(name).values() if in_4_bits else _at_8_bits(module)
-                judged = self._behind(layer, judged, values)
-        return self._harm(judged)
+                self._move_changed(layer, texts, values)
+        with self._filled(self._model.lm_head):
+            return fmean(map(self._harm, texts))
 
     def _normed_moments(self, texts: Sequence[Text]) -> Floats:
         total = Moments()
@@ -223,12 +253,12 @@ class Network:
             return 0.0
         import torch
 
-        states = self._model.model.norm(judged.hidden)[:, self._compared]
+        states = self._states(judged)
         logits = [states @ head[:KEPT_ROWS].T]
         for block in head[KEPT_ROWS:].split(ROWS_AT_ONCE):
             rounded = rounder.rounded(np.asarray(block.detach().numpy(), np.float32))
             logits.append(states @ torch.from_numpy(rounded.values()).T)
-        return self._divergence(torch.cat(logits, -1))
+        return _divergence(judged.expected, torch.cat(logits, -1))
 
     def _text(self, tokens: Any) -> Text:
         """A text in front of the first layer, with what the model gives to each layer; no layer runs for it."""
@@ -277,17 +307,17 @@ class Network:
             hook.remove()
         return {name: total.whole() for name, total in moments.items()}
 
-    def _behind(self, layer: int, text: Text, values: Mapping[str, Floats]) -> Text:
-        """A text behind a layer that has other weights, by the names of its modules."""
-        moved = replace(text)
+    def _move_changed(
+        self, layer: int, texts: Sequence[Text], values: Mapping[str, Floats]
+    ) -> None:
+        """Move texts behind a layer that has other weights, by the names of its modules."""
         modules = self._modules(layer)
         kept = {name: rows_of(modules[name]).copy() for name in values}
         for name, rows in values.items():
             set_rows(modules[name], rows)
-        self._move(layer, [moved])
+        self._move(layer, texts)
         for name, rows in kept.items():
             set_rows(modules[name], rows)
-        return moved
 
     def _modules(self, layer: int) -> dict[str, Any]:
         """The linear modules of a layer by their names in the checkpoint."""
@@ -305,6 +335,12 @@ def _products(number: int, layer: Any) -> list[Product]:
         found = {f"model.layers.{number}.{path}": modules[path] for path in paths}
         products.append(Product(number, product, found))
     return products
+
+
+def _divergence(expected: Any, logits: Any) -> float:
+    """The mean KL divergence, in nats, from distributions whose logarithms are expected."""
+    found = logits.log_softmax(-1)
+    return float((expected.exp() * (expected - found)).sum(-1).mean())
 
 
 def rows_of(module: Any) -> Floats:
