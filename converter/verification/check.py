@@ -36,6 +36,10 @@ class Check(Record, ABC):
     __slots__ = ()
     changes_results: ClassVar[bool] = False
     """True if the old region is wrong, so that the new one is compared with something else."""
+    spared: tuple[str, ...] = ()
+    """The kinds of extreme inputs (`edge_opt.verification.extremes.KINDS`) that are not run."""
+    clipped: tuple[int, int] | None = None
+    """The codes to which only the old region clips its result."""
 
     @property
     @abstractmethod
@@ -49,7 +53,8 @@ class Check(Record, ABC):
 
     def trial(self, hints: Sequence[InputHint], parts: Parts | None) -> Trial:
         """The runs of both versions: inputs of these roles, and the extreme kinds that this check covers."""
-        return Trial(tuple(hints), parts=parts)
+        extremes = tuple(kind for kind in KINDS if kind not in self.spared)
+        return Trial(tuple(hints), parts=parts, limits=self.clipped, extremes=extremes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +81,6 @@ class Exact(Check):
         """None."""
         return NONE
 
-    def trial(self, hints: Sequence[InputHint], parts: Parts | None) -> Trial:
-        """Random and extreme inputs."""
-        extremes = tuple(kind for kind in KINDS if kind not in self.spared)
-        return Trial(tuple(hints), parts=parts, extremes=extremes)
-
 
 @dataclass(frozen=True, slots=True)
 class Steps(Check):
@@ -105,10 +105,6 @@ class Steps(Check):
         """So many steps."""
         return Tolerance(steps=self.count)
 
-    def trial(self, hints: Sequence[InputHint], parts: Parts | None) -> Trial:
-        """Random and extreme inputs."""
-        return Trial(tuple(hints), parts=parts, limits=self.clipped, extremes=tuple(KINDS))
-
 
 @dataclass(frozen=True, slots=True)
 class Within(Check):
@@ -120,6 +116,8 @@ class Within(Check):
 
     relative: float
     because: str = ""
+
+    spared = tuple(KINDS)
 
     def __str__(self) -> str:
         return f"relative {self.relative:g}"
