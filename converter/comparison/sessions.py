@@ -23,9 +23,8 @@ def orders(signatures: Sequence[SignatureInfo]) -> list[list[str]]:
         else:
             found.append([signature.name] * runs_for(signature))
     if stateful:
-        cycles = -(
-            -_LEAST_CALLS // len(stateful)
-        )  # each cycle calls each signature once after every one
+        # One cycle calls each signature once after every one of them.
+        cycles = -(-_LEAST_CALLS // len(stateful))
         found.append(_each_after_each(stateful) * cycles)
     return found
 

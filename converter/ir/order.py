@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 _Item = TypeVar("_Item", bound=Hashable)
 
 _GAP = 1 << 1024
-"""Distance between the numbers of items that are added at the end: as many as its bits fit into one gap, and more."""
+"""Distance between the numbers of items that are added at the end. Each item that is put in between halves a gap."""
 
 
 class Order(Generic[_Item]):
