@@ -47,9 +47,9 @@ class Check(Record, ABC):
         """What must hold, as users read it."""
 
     @property
-    @abstractmethod
     def tolerance(self) -> Tolerance:
-        """How far results may be apart."""
+        """How far results may be apart; by default, not at all."""
+        return NONE
 
     def trial(self, hints: Sequence[InputHint], parts: Parts | None) -> Trial:
         """The runs of both versions: inputs of these roles, and the extreme kinds that this check covers."""
@@ -75,11 +75,6 @@ class Exact(Check):
     def words(self) -> str:
         """What must hold, as users read it."""
         return "bit-identical"
-
-    @property
-    def tolerance(self) -> Tolerance:
-        """None."""
-        return NONE
 
 
 @dataclass(frozen=True, slots=True)
