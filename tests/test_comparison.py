@@ -190,7 +190,7 @@ def test_models_that_keep_state_are_run_again_with_it() -> None:
     report = compare(one, other)
     assert not report
     assert report.signatures[0].outputs[0].elements == 8 * 4, "every call counts"
-    assert report.first_difference.tensor == "before"
+    assert "an earlier call, also of another signature" in report.first_difference.reason
     assert compare(one, one).bitwise
 
 
@@ -380,11 +380,7 @@ def test_state_that_one_signature_writes_and_another_reads_is_compared(
     one, other = (stateful(*bodies(factor), variables=variables) for factor in (1.0, 3.0))
     report = compare(one, other)
     assert [signature.name for signature in report.signatures if not signature.equal] == [where]
-    assert report.first_difference.tensor
-    assert (
-        "an earlier call, also of another signature, may be the cause"
-        in report.first_difference.reason
-    )
+    assert "an earlier call, also of another signature" in report.first_difference.reason
     assert any("state is kept between calls" in note for note in report.notes())
     assert compare(one, one).bitwise
     golden = record(one, tmp_path / "g.npz")

@@ -30,6 +30,6 @@ def test_a_gap_that_is_full_gets_room() -> None:
     for in_front in (False, True):
         order = Order[int]()
         order.put(0)
-        for item in range(1, 500):
+        for item in range(1, 3000):
             order.put(item, item - 1 if in_front else 0)
         assert all(order.number(one) < order.number(other) for one, other in pairwise(order))

@@ -21,7 +21,6 @@ from edge_opt.attention.around import (
     value_products,
 )
 from edge_opt.attention.block import Block, Match, NotABlock
-from edge_opt.attention.factors import Factored
 from edge_opt.attention.heads import HeadSearch
 from edge_opt.attention.labelled import Labelled
 from edge_opt.attention.labels import DEEPEST, OperandFactors, Trace, trace_heads
@@ -151,7 +150,7 @@ def _block(search: HeadSearch) -> Block:
         output=merged.tensor,
         factored=merged.factored,
         pieces=merged.pieces,
-        kv_heads=_kv_heads(search, trace, merged.pieces),
+        kv_heads=_kv_heads(search, trace),
         head_size=head_size,
         query_length=piece[operand - 2],
         key_lengths=tuple(score.outputs[0].elements // rows for score in scores),
@@ -162,22 +161,16 @@ def _block(search: HeadSearch) -> Block:
     )
 
 
-def _kv_heads(search: HeadSearch, trace: Trace, heads: int) -> int:
+def _kv_heads(search: HeadSearch, trace: Trace) -> int:
     """K: the number of different keys or values among heads, before any repeat for several heads."""
-    most = 1
+    counts = [1]
     for product, factored in trace.products.items():
         result = Labelled(product.outputs[0], factored)
         values = search.operands.above(result)[1 - search.values[product]]
         # Heads that a product made are different.
         walk = search.operands.upwards([values], is_product)
-        sources = [of.factored for of in walk if search.operands.is_end(of, is_product)]
-        most = max(most, len({_indices(sources, head) for head in range(heads)}))
-    return most
-
-
-def _indices(sources: Iterable[Factored], head: int) -> tuple[int, ...]:
-    """The pieces of these tensors that a head sees."""
-    return tuple(fx.piece_index(factored, head) for factored in sources)
+        counts += (of.pieces for of in walk if search.operands.is_end(of, is_product))
+    return max(counts)
 
 
 # Attention without a SOFTMAX

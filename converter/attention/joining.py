@@ -28,27 +28,25 @@ def join_heads(
     assembly: Assembly, form: Form, heads: Sequence[Tensor], output: Tensor, factored: Factored
 ) -> None:
     """Define `output`, in which heads lie as in `factored`, from the pieces of all heads, innermost label first."""
-    tensors = dict(enumerate(heads))
     factors = fx.merge_neighbours(fx.all_factors(factored))
-    places = [place for place, factor in enumerate(factors) if factor.stride]
-    for place in reversed(places):
+    outermost, *inner = (place for place, factor in enumerate(factors) if factor.stride)
+    tensors = dict(enumerate(heads))
+    for place in reversed(inner):
         factor = factors[place]
         front = fx.axis_size(before for before in factors[:place] if not before.stride)
         # The pieces that differ only in this digit of the head.
         groups: dict[int, list[Tensor]] = {}
-        for head in sorted(tensors):
+        for head, tensor in tensors.items():
             first = head - factor.digit(head) * factor.stride
-            groups.setdefault(first, []).append(tensors[head])
-        if place > places[0]:
-            tensors.clear()
-            for head, parts in groups.items():
-                alike = _joinable(assembly, parts, front)
-                tensors[head] = _joined(assembly, alike, front, output)
-            continue
-        last = _joinable(assembly, groups[0], front)
-        packs = not form.keep and output.dtype in SPLIT_TYPES
-        if not packs or not _pack(assembly, last, front, output):
-            _concatenate(assembly, last, front, output)
+            groups.setdefault(first, []).append(tensor)
+        tensors.clear()
+        for head, parts in groups.items():
+            tensors[head] = _joined(assembly, _joinable(assembly, parts, front), front, output)
+    front = fx.axis_size(factors[:outermost])
+    last = _joinable(assembly, list(tensors.values()), front)
+    packs = not form.keep and output.dtype in SPLIT_TYPES
+    if not packs or not _pack(assembly, last, front, output):
+        _concatenate(assembly, last, front, output)
 
 
 def _joinable(assembly: Assembly, parts: list[Tensor], front: int) -> list[Tensor]:

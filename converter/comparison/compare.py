@@ -27,7 +27,7 @@ from edge_opt.comparison.pairing import Both, Pair, Session, both_open, checked_
 from edge_opt.ir import Model, Operator, Subgraph, Tensor
 from edge_opt.ir.opening import ModelLike, Part
 from edge_opt.ir.text import operator_text
-from edge_opt.ir.walk import cut_signature, needed_for, reads, with_outputs
+from edge_opt.ir.walk import cut_signature, needed_for, reads
 from edge_opt.runtime.description import tensor_info
 from edge_opt.runtime.protocol import Arrays
 from edge_opt.runtime.tensors import Kernels
@@ -41,7 +41,7 @@ KERNELS: dict[str, Kernels] = {"cpu": "xnnpack", "reference": "reference"}
 _MOST_BYTES = 192 << 20  # of the tensors that are looked at together
 _VANISHED = "no tensor differs if it is made an output: the difference comes from how the runtime fuses operators"
 _NOTHING_SHARED = "the models have no tensor names in common between their inputs and this output"
-_MAY_BE_STATE = (
+_KEEPS_STATE = (
     "state is kept between calls, so an earlier call, also of another signature, may be the cause"
 )
 
@@ -104,8 +104,7 @@ def compare(
             return report
         name, output = outside
         try:
-            session = next(one for one in sessions(both.pairs) if name in one.pairs)
-            found = first_difference(both, session, name, output, kernels)
+            found = first_difference(both, name, output, kernels)
         except EdgeOptError as error:
             # Keep the result of the finished comparison.
             found = FirstDifference(name, reason=f"the search failed: {error}")
@@ -142,18 +141,20 @@ def _move(arrays: Arrays, stem: str) -> None:
         arrays[name] = np.load(path, mmap_mode="r")
 
 
-def first_difference(
-    both: Both, session: Session, name: str, output: str, kernels: Kernels
-) -> FirstDifference:
+def first_difference(both: Both, name: str, output: str, kernels: Kernels) -> FirstDifference:
     """Return the first shared tensor that differs, with both models' operators that compute it from equal ones.
 
     Intended for a model and its rewrite: tensors outside rewritten regions keep their names. Both are run up to shared
-    tensors, in execution order, as many at a time as fit into memory. `output` of signature `name` must differ.
+    tensors, in execution order, as many at a time as fit into memory. `output` of signature `name` must differ. If the
+    signature keeps state, any operator in any signature may compute what it reads, so nothing is looked for.
 
     Raises:
         RuntimeFailed: a cut model does not run.
     """
-    pair = session.pairs[name]
+    pair = both.pairs[name]
+    if pair.signature.keeps_state:
+        return FirstDifference(name, reason=_KEEPS_STATE)
+    (session,) = sessions({name: pair})
     of_a, of_b = next(infos for infos in pair.outputs if infos[0].name == output)
     graph_a, inputs_a, outputs_a = both.models[0].arguments(name)
     graph_b, inputs_b, outputs_b = both.models[1].arguments(name)
@@ -207,7 +208,7 @@ class _Search:
 
     def batches(self) -> Iterator[list[int]]:
         """Yield all places, in groups whose tensors fit into memory together."""
-        calls = self.session.order.count(self.pair.signature.name)
+        calls = len(self.session.order)
         sizes = [calls * (one.dtype.byte_size(one.elements) or 0) for one, _ in self.shared]
         ends = list(accumulate(sizes))
         for _, batch in groupby(range(len(ends)), lambda place: (ends[place] - 1) // _MOST_BYTES):
@@ -215,13 +216,11 @@ class _Search:
 
     def look(self, places: Sequence[int]) -> tuple[int, OutputComparison] | None:
         """Run both models up to these tensors; return the first that differs, with its figures."""
-        name = self.pair.signature.name
-        results = []
+        results: list[list[Arrays]] = []
         for side, calls in enumerate(self.session.calls(self.both.begun.seed)):
             probes = {str(place): self.shared[place][side] for place in places}
             with Part(self._probed(side, probes)).file() as file:
-                outputs = self.both.worker.run_calls(file, calls, self.kernels)
-            results.append(self.session.of(name, outputs))
+                results.append(self.both.worker.run_calls(file, calls, self.kernels))
         for place in places:
             one, other = self.shared[place]
             a = tensor_info(one, one.name)
@@ -234,14 +233,10 @@ class _Search:
         return None
 
     def _probed(self, side: int, probes: Mapping[str, Tensor]) -> Model:
-        """The model whose signature has these outputs; without state, only the operators that compute them."""
-        model = self.both.models[side]
-        name = self.pair.signature.name
-        if self.pair.signature.keeps_state:
-            # Any operator, in any signature, may compute what this one reads.
-            return with_outputs(model, name, probes)
+        """The operators that compute these tensors, with the tensors as outputs of the signature."""
         operators = needed_for(probes.values(), self.graphs[side].operators)
-        return cut_signature(model, name, operators, self.inputs[side], probes)
+        name = self.pair.signature.name
+        return cut_signature(self.both.models[side], name, operators, self.inputs[side], probes)
 
     def describe(self, place: int, figures: OutputComparison) -> FirstDifference:
         """Describe a difference; all shared tensors before it are equal."""
@@ -275,15 +270,8 @@ class _Search:
             figures=replace(figures, name=tensor.name),
             names=legend,
             constants=tuple(_differing(cone_a, cone_b)),
-            reason="; ".join(self._remarks()),
+            reason=_NOTHING_SHARED if len(self.shared) == 1 else "",
         )
-
-    def _remarks(self) -> Iterator[str]:
-        """What limits the search."""
-        if len(self.shared) == 1:
-            yield _NOTHING_SHARED
-        if self.pair.signature.keeps_state:
-            yield _MAY_BE_STATE
 
 
 def _constants(operators: Iterable[Operator]) -> dict[str, Data]:

@@ -11,6 +11,7 @@ import os
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,7 +28,7 @@ from edge_opt.comparison.findings import (
     name_of,
 )
 from edge_opt.comparison.pairing import Pair, Session, checked_numbers, sessions
-from edge_opt.comparison.sessions import call_counts, orders
+from edge_opt.comparison.sessions import orders
 from edge_opt.ir import load
 from edge_opt.ir.opening import ModelLike, Opened
 from edge_opt.runtime import noise
@@ -351,5 +352,5 @@ def _read(path: Path) -> tuple[_Golden, list[Array]]:
 
 def _output_count(signatures: Sequence[SignatureInfo]) -> int:
     """Number of outputs of all calls."""
-    calls = call_counts(signatures)
-    return sum(calls[signature.name] * len(signature.outputs) for signature in signatures)
+    outputs = {signature.name: len(signature.outputs) for signature in signatures}
+    return sum(outputs[name] for name in chain.from_iterable(orders(signatures)))

@@ -15,28 +15,18 @@ _LEAST_CALLS = 8
 
 def orders(signatures: Sequence[SignatureInfo]) -> list[list[str]]:
     """The calls of each session, by name: one session a signature, and one for all that keep state."""
-    counts = call_counts(signatures)
     found: list[list[str]] = []
     stateful: list[str] = []
     for signature in signatures:
         if signature.keeps_state:
             stateful.append(signature.name)
         else:
-            found.append([signature.name] * counts[signature.name])
+            found.append([signature.name] * runs_for(signature))
     if stateful:
-        cycles = counts[stateful[0]] // len(stateful)
+        # One cycle calls each signature once after every one of them.
+        cycles = -(-_LEAST_CALLS // len(stateful))
         found.append(_each_after_each(stateful) * cycles)
     return found
-
-
-def call_counts(signatures: Sequence[SignatureInfo]) -> dict[str, int]:
-    """How often each signature is called. In one cycle, each that keeps state runs once after every such signature."""
-    stateful = sum(signature.keeps_state for signature in signatures)
-    cycles = -(-_LEAST_CALLS // max(stateful, 1))
-    counts: dict[str, int] = {}
-    for one in signatures:
-        counts[one.name] = stateful * cycles if one.keeps_state else runs_for(one)
-    return counts
 
 
 def _each_after_each(names: Sequence[str]) -> list[str]:

@@ -5,16 +5,15 @@ from typing import Generic, TypeVar
 
 _Item = TypeVar("_Item", bound=Hashable)
 
-_GAP = 1 << 20
-"""Distance between the numbers of items that are added at the end."""
+_GAP = 1 << 1024
+"""Distance between the numbers of items that are added at the end. Each item that is put in between halves a gap."""
 
 
 class Order(Generic[_Item]):
     """Distinct items in a row, linked to their neighbours.
 
     Adding or removing an item costs the same at every place. `number` grows along the row, so two places compare
-    without a search. Numbers leave gaps; where a gap is full, the items behind it get new numbers, as few as leave
-    wide gaps again (Dietz and Sleator, "Two algorithms for maintaining order in a list": on average log n).
+    without a search. Numbers leave gaps; once one is full, after a thousand items at one place, all get new numbers.
     """
 
     def __init__(self) -> None:
@@ -49,7 +48,7 @@ class Order(Generic[_Item]):
         assert item not in self._numbers
         previous = self._before[before]
         if before is not None and self._numbers[before] - self._start(previous) < 2:
-            self._make_room(previous)
+            self._renumber()
         start = self._start(previous)
         end = start + 2 * _GAP if before is None else self._numbers[before]
         self._numbers[item] = (start + end) // 2
@@ -68,14 +67,6 @@ class Order(Generic[_Item]):
     def _start(self, item: _Item | None) -> int:
         return 0 if item is None else self._numbers[item]
 
-    def _make_room(self, item: _Item | None) -> None:
-        """Spread the items behind this one evenly, up to the first that is far enough away."""
-        start = self._start(item)
-        crowded: list[_Item] = []
-        following = self._after[item]
-        while following is not None and self._numbers[following] - start <= (len(crowded) + 1) ** 2:
-            crowded.append(following)
-            following = self._after[following]
-        end = start + _GAP * (len(crowded) + 1) if following is None else self._numbers[following]
-        for place, each in enumerate(crowded, 1):
-            self._numbers[each] = start + (end - start) * place // (len(crowded) + 1)
+    def _renumber(self) -> None:
+        for place, item in enumerate(self, 1):
+            self._numbers[item] = place * _GAP

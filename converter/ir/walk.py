@@ -11,10 +11,9 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from edge_opt.ir.dtypes import DType
 from edge_opt.ir.graph import Operator, Signature, Subgraph, Tensor
@@ -357,21 +356,6 @@ def cut_signature(
     taken = zip(outputs, graph.outputs, strict=True)
     region.signatures.append(Signature(key, graph, dict(given), dict(taken)))
     return region
-
-
-def with_outputs(model: Model, name: str, outputs: Mapping[str, Tensor]) -> Model:
-    """A copy of the model with these tensors, of any operator, as the outputs of an entry point."""
-    copies: dict[int, Any] = {}
-    copy = deepcopy(model, copies)
-    graph, inputs, _ = model.arguments(name)
-    own = copies[id(graph)]
-    given = {key: copies[id(tensor)] for key, tensor in inputs.items()}
-    made = {key: copies[id(tensor)] for key, tensor in outputs.items()}
-    # Other signatures of the graph need its outputs.
-    own.outputs = [*dict.fromkeys([*own.outputs, *made.values()])]
-    copy.signatures[:] = [signature for signature in copy.signatures if signature.key != name]
-    copy.signatures.append(Signature(name, own, given, made))
-    return copy
 
 
 # Fields of an operator's table that an `Operator` has itself, or that count places in the file.

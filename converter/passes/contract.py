@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, ClassVar
 
 from edge_opt.ir import Constants, Model, Operator, Subgraph, Tensor
@@ -67,10 +68,8 @@ class Context:
 
     def check_lengths(self, operators: Iterable[Operator]) -> None:
         """Raise RefusedError if operators have open lengths, with the options that close them."""
-        tensors = (
-            tensor for operator in operators for tensor in (*operator.inputs, *operator.outputs)
-        )
-        if not any(tensor is not None and tensor.is_dynamic for tensor in tensors):
+        tensors = chain.from_iterable(operator.tensors for operator in operators)
+        if not any(tensor.is_dynamic for tensor in tensors):
             return
         options = shape_options(self.model.arguments(self.model.signature_name(self.subgraph))[1])
         remedy = f"give {' '.join(options)}" if options else "they follow from data"

@@ -47,13 +47,9 @@ def _join_above(context: Context, addition: Operator) -> Operator | None:
         join = joined.producer
         if _joins_logits(join) and _can_be_cut(context, joined, mask, addition.outputs[0]):
             # Faster only if the cache has more keys than are new, else a prefill takes longer: docs/research/forms.md.
-            *shorter, longest = sorted(part.shape[-1] for part in _parts(join))
+            *shorter, longest = sorted(part.shape[-1] for part in join.given)
             return join if longest > sum(shorter) else None
     return None
-
-
-def _parts(join: Operator) -> list[Tensor]:
-    return [part for part in join.inputs if part is not None]
 
 
 def _joins_logits(join: Operator) -> bool:
@@ -64,7 +60,7 @@ def _joins_logits(join: Operator) -> bool:
     joined = join.outputs[0]
     if join.option("axis") not in (-1, len(joined.shape) - 1):
         return False
-    for part in _parts(join):
+    for part in join.given:
         if part.producer is None or part.producer.name != "BATCH_MATMUL":
             return False
         same_quantized = same_quantization(part.quantization, joined.quantization)
@@ -88,7 +84,7 @@ def _build(context: Context, join: Operator, addition: Operator) -> Rewrite:
     result = addition.outputs[0]
     make = Assembly(context.model, context.constants)
     mask = addition.input(1 if addition.input(0) is joined else 0)
-    parts = _parts(join)
+    parts = join.given
     cuts = []
     end = 0
     for part in parts:

@@ -36,6 +36,10 @@ class Check(Record, ABC):
     __slots__ = ()
     changes_results: ClassVar[bool] = False
     """True if the old region is wrong, so that the new one is compared with something else."""
+    spared: tuple[str, ...] = ()
+    """The kinds of extreme inputs (`edge_opt.verification.extremes.KINDS`) that are not run."""
+    clipped: tuple[int, int] | None = None
+    """The codes to which only the old region clips its result."""
 
     @property
     @abstractmethod
@@ -43,13 +47,14 @@ class Check(Record, ABC):
         """What must hold, as users read it."""
 
     @property
-    @abstractmethod
     def tolerance(self) -> Tolerance:
-        """How far results may be apart."""
+        """How far results may be apart; by default, not at all."""
+        return NONE
 
     def trial(self, hints: Sequence[InputHint], parts: Parts | None) -> Trial:
         """The runs of both versions: inputs of these roles, and the extreme kinds that this check covers."""
-        return Trial(tuple(hints), parts=parts)
+        extremes = tuple(kind for kind in KINDS if kind not in self.spared)
+        return Trial(tuple(hints), parts=parts, limits=self.clipped, extremes=extremes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +75,6 @@ class Exact(Check):
     def words(self) -> str:
         """What must hold, as users read it."""
         return "bit-identical"
-
-    @property
-    def tolerance(self) -> Tolerance:
-        """None."""
-        return NONE
-
-    def trial(self, hints: Sequence[InputHint], parts: Parts | None) -> Trial:
-        """Random and extreme inputs."""
-        extremes = tuple(kind for kind in KINDS if kind not in self.spared)
-        return Trial(tuple(hints), parts=parts, extremes=extremes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +100,6 @@ class Steps(Check):
         """So many steps."""
         return Tolerance(steps=self.count)
 
-    def trial(self, hints: Sequence[InputHint], parts: Parts | None) -> Trial:
-        """Random and extreme inputs."""
-        return Trial(tuple(hints), parts=parts, limits=self.clipped, extremes=tuple(KINDS))
-
 
 @dataclass(frozen=True, slots=True)
 class Within(Check):
@@ -120,6 +111,8 @@ class Within(Check):
 
     relative: float
     because: str = ""
+
+    spared = tuple(KINDS)
 
     def __str__(self) -> str:
         return f"relative {self.relative:g}"

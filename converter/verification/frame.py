@@ -92,9 +92,7 @@ def check_parameters(rewrite: Rewrite) -> None:
     """
     known: set[Hashable] = set()
     for operator in with_called(rewrite.old, rewrite.model.subgraphs):
-        for tensor in (*operator.inputs, *operator.outputs):
-            if tensor is not None:
-                known.add(_parameters(tensor))
+        known.update(map(_parameters, operator.tensors))
     for operator in rewrite.added():
         for tensor in operator.outputs:
             is_new = tensor not in rewrite.chosen and _parameters(tensor) not in known

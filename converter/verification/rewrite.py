@@ -90,8 +90,8 @@ class Rewrite:
         graph = self.subgraph
         graph.replace(self.removed(), self.order())
         for operator in self.added():
-            for tensor in (*operator.inputs, *operator.outputs):
-                if tensor is not None and not graph.lists(tensor):
+            for tensor in operator.tensors:
+                if not graph.lists(tensor):
                     graph.add_tensor(tensor)
         return [operator for operator in self.old if operator.subgraph is graph]
 

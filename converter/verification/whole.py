@@ -151,7 +151,6 @@ def _allowance(converted: Sequence[Verdict], graph: Subgraph) -> Allowance:
 
 def _bits(operator: Operator) -> int:
     """Return the bits of an operator's coarsest activation, or 0; float activations with integer weights count as 8."""
-    tensors = filter(None, (*operator.inputs, *operator.outputs))
-    coded = [tensor for tensor in tensors if tensor.is_quantized and tensor.dtype in _BITS]
+    coded = [one for one in operator.tensors if one.is_quantized and one.dtype in _BITS]
     moving = [_BITS[tensor.dtype] for tensor in coded if not tensor.is_constant]
     return min(moving, default=8 if coded and operator.name not in _EXACT else 0)
