@@ -138,6 +138,20 @@ def products_of_products(count: int) -> str:
     return f"subgraph main ({_QKV}) {{ {' '.join(lines)} return {_listed('o', count)} }}"
 
 
+def given_weights(count: int) -> str:
+    """Layers of a residual stream with SOFTMAXes, whose weights are inputs of the graph."""
+    kind = "float32[1,8,6]"
+    given = ", ".join(f"%w{i}: float32[6,6]" for i in range(count))
+    lines: list[str] = []
+    for i in range(count):
+        lines += [
+            f"%s{i}: {kind} = SOFTMAX(%x{i}) {{beta: 1.0}}",
+            f"%p{i}: {kind} = FULLY_CONNECTED(%x{i}, %w{i}) {{keep_num_dims: true}}",
+            f"%x{i + 1}: {kind} = ADD(%s{i}, %p{i})",
+        ]
+    return f"subgraph main (%x0: {kind}, {given}) {{ {' '.join(lines)} return %x{count} }}"
+
+
 def composites_of_one(count: int) -> str:
     """Many composites of one long body."""
     call = '{name: "long", decomposition_subgraph_index: 1}'
@@ -165,6 +179,7 @@ SHAPES: dict[str, Callable[[int], str]] = {
         joined,
         joined_products,
         products_of_products,
+        given_weights,
         composites_of_one,
     )
 }

@@ -125,7 +125,8 @@ class HeadSearch:
 
         Heads lie beside the head size in the queries, too, or have an axis of size 1 for the sequence.
         """
-        for of in self._sources(self._above_queries(self._of_rows(*rows))):
+        weights = self._weights(self._of_rows(*rows))
+        for of in self._sources(self._above_queries(weights)):
             place = fx.labelled_axes(of.factored)[0]
             if fx.only_labels(of.factored[place]) and 1 not in of.tensor.shape[1:]:
                 raise of.refusal("rows of the value product may be the sequence, or heads")
@@ -193,17 +194,19 @@ class HeadSearch:
 
     def _like_heads(self, rows: Labelled) -> Iterator[Labelled]:
         """The tensors above the value product in which its rows lie as heads do."""
-        below_scores = list(self.operands.upwards([rows], self.scores.__contains__))
-        for of in below_scores:
+        weights = self._weights(rows, self.operands.clear_weights)
+        for of in weights:
             if len(fx.labelled_axes(of.factored)) > 1:
                 yield of  # logits at `[B, N, T, S]`
-        above = list(self._above_queries(rows, self.operands.clear))
+        above = list(self._above_queries(weights, self.operands.clear))
         yield from filter(_has_own_matrices, above)
         for of in self._sources(above):
             if any(fx.tells_heads(axis) and not fx.only_labels(axis) for axis in of.factored[1:]):
                 yield of  # `[1, T, (N)(H)]`
-        yield from filter(_repeats, below_scores)
-        self.operands.clear.update(above)  # nothing was found, or the search would have ended
+        yield from filter(_repeats, weights)
+        # Nothing was found, or the search would have ended.
+        self.operands.clear.update(above)
+        self.operands.clear_weights.update(weights)
 
     def _of_rows(self, *rows: Factor) -> Labelled:
         """The value product's result with labels on its rows."""
@@ -218,11 +221,22 @@ class HeadSearch:
             if self.operands.is_end(of, is_product):
                 yield of
 
-    def _above_queries(self, rows: Labelled, known: Container[Labelled] = ()) -> Iterator[Labelled]:
-        """The tensors above the scores up to the next products, with the layout of these rows of the value product."""
+    def _weights(self, rows: Labelled, known: Container[Labelled] = ()) -> list[Labelled]:
+        """The tensors that make the values' weights, up to the next products, with the layout of these rows.
+
+        These products are the scores, and any gate that is multiplied with the probabilities.
+        """
+        operands = self.operands.above(rows).values()
+        return list(self.operands.upwards(operands, is_product, known))
+
+    def _above_queries(
+        self, weights: Iterable[Labelled], known: Container[Labelled] = ()
+    ) -> Iterator[Labelled]:
+        """The tensors above the products that the weights end at, up to the next products."""
         starts: list[Labelled] = []
-        for of in self.operands.upwards([rows], self.scores.__contains__):
-            if of.tensor.producer in self.scores:
+        for of in weights:
+            made = of.tensor.producer
+            if made is not None and is_product(made):
                 starts += self.operands.above(of).values()
         yield from self.operands.upwards(starts, is_product, known)
 

@@ -45,6 +45,8 @@ class OperandFactors:
         self._found: dict[tuple[Operator, Labelled], _Found] = {}
         self.clear: set[Labelled] = set()
         """Rows that a search has followed to all their ends without ambiguity; later searches skip them."""
+        self.clear_weights: set[Labelled] = set()
+        """The same between a value product and the next products above it, where more is ambiguous."""
 
     def above(self, of: Labelled) -> Operands:
         """The operands that carry data, by index; none for an input, or if the label cannot be followed."""
