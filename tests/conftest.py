@@ -2,13 +2,13 @@
 
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
 from cli_runs import NO_ATTENTION, written
+from kept_workers import kept_workers
 from pretend_npu import SDK_VARIABLES, Compilers, pretend
 from pretend_stages import Place
 
@@ -50,46 +50,15 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compilers:
 _CLOSE = Worker.close
 
 
-def is_idle(process: ChildProcess) -> bool:
-    return process._ready and process._child.poll() is None
-
-
-class _Idle(list[ChildProcess]):
-    """Worker processes that ended one test well and serve the next: starting them took a third of the suite's time."""
-
-    def take(self) -> ChildProcess:
-        while self:
-            process = self.pop()
-            if is_idle(process):
-                return process
-        return ChildProcess()
-
-    def put(self, worker: Worker) -> None:
-        process, worker._process = worker._process, None
-        if process is not None and is_idle(process) and sys.exception() is None:
-            self.append(process)
-        elif process is not None:
-            process.end()
-
-
 @pytest.fixture(scope="session", autouse=True)
 def _kept_workers() -> Iterator[None]:
-    idle = _Idle()
-
-    def close(worker: Worker) -> None:
-        idle.put(worker)
-
     if (
         "CHILDREN_COVERED" in os.environ
     ):  # benchmarks/mutants.py asks which test a process belongs to
         yield
         return
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "ChildProcess", idle.take)
-        patch.setattr(Worker, "close", close)
+    with kept_workers():
         yield
-    for process in idle:
-        process.end()
 
 
 @pytest.fixture

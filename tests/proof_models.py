@@ -2,11 +2,10 @@
 
 import numpy as np
 
-from edge_opt.ir import Signature, to_tables
+from edge_opt.ir import Buffer, Model, Signature, to_tables
 from edge_opt.ir.parse import parse
-from edge_opt.ir.text import literal
 from edge_opt.runtime.tensors import TensorInfo
-from edge_opt.schema import model_bytes
+from edge_opt.schema import Data, model_bytes
 
 
 def tensor(
@@ -19,7 +18,11 @@ def tensor(
 
 def written(text: str, key: str = "main") -> bytes:
     """The bytes of graphs in the text form, unchecked; the first gets a signature if there is a `key`."""
-    model = parse(text)
+    return signed(parse(text), key)
+
+
+def signed(model: Model, key: str) -> bytes:
+    """The bytes of a model whose first graph gets a signature if there is a `key`."""
     graph = model.subgraphs[0]
     if key:
         inputs, outputs = (
@@ -51,13 +54,13 @@ def projection(
     """`name` [3, n] = embeddings [3, k] x weight [n, k]^T, as FULLY_CONNECTED; the weights of one unit may be off."""
     rows, (units, depth), weight = 3, weight.shape, weight.copy()
     weight[unit] += np.float32(off)
-    return written(
-        f"""subgraph main (%embeddings: float32[{rows},{depth}]) {{
-          %{name}: float32[{rows},{units}] = FULLY_CONNECTED(%embeddings, {literal(weight)}, none)
-          return %{name}
-        }}""",
-        key,
-    )
+    model = parse(f"""subgraph main (%embeddings: float32[{rows},{depth}]) {{
+      %{name}: float32[{rows},{units}] = FULLY_CONNECTED(%embeddings, float32[{units},{depth}]{{splat 0}}, none)
+      return %{name}
+    }}""")
+    # As text, large weights would take seconds.
+    model.subgraphs[0].operators[0].input(1).buffer = Buffer(Data(weight.tobytes()))
+    return signed(model, key)
 
 
 def requantized(*, scale: float = 0.5) -> bytes:

@@ -11,6 +11,7 @@ from inspect import Parameter, signature
 from pathlib import Path
 
 import pytest
+from attention_checks import attention_text
 from cli_runs import (
     DEMO,
     EDGE_OPT,
@@ -148,10 +149,15 @@ def test_version_is_that_of_the_package(capsys: Captured) -> None:
         ("convert IN --skip mask_to", "mask_to_add"),
     ],
 )
-def test_the_shell_completes_commands_targets_chips_and_passes(line: str, answers: str) -> None:
-    words = {"COMP_WORDS": f"edge-opt {line}", "COMP_CWORD": str(len(line.split()))}
-    ran = run_apart(env={**os.environ, "_EDGE_OPT_COMPLETE": "complete_bash", **words})
-    assert ran.out.split() == [answers]
+def test_the_shell_completes_commands_targets_chips_and_passes(
+    line: str, answers: str, monkeypatch: Patch, capsys: Captured
+) -> None:
+    monkeypatch.setenv("_EDGE_OPT_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", f"edge-opt {line}")
+    monkeypatch.setenv("COMP_CWORD", str(len(line.split())))
+    with pytest.raises(SystemExit, match="0"):
+        cli.main([])
+    assert capsys.readouterr().out.split() == [answers]
 
 
 @pytest.mark.parametrize(
@@ -244,7 +250,8 @@ def test_json_is_one_object_also_for_errors(tmp_path: Path, capsys: Captured) ->
 def test_progress_goes_to_a_terminal_on_stderr(
     options: list[str], shown: bool, tmp_path: Path
 ) -> None:
-    words = ("convert", DEMO, tmp_path / "o.tflite", "--verify", "none", *options)
+    model = written(tmp_path, attention_text())
+    words = ("convert", model, tmp_path / "o.tflite", "--verify", "none", *options)
     done, drawn = in_terminal([*EDGE_OPT, *words], "stderr")
     assert done.returncode == 0
     assert b"\x1b" not in done.stdout
@@ -255,9 +262,9 @@ def test_progress_goes_to_a_terminal_on_stderr(
     ("env", "hued"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
 )
 def test_a_verdict_has_a_colour_on_a_terminal_that_wants_it(
-    env: dict[str, str], hued: bool
+    env: dict[str, str], hued: bool, model: Path
 ) -> None:
-    done, said = in_terminal([*EDGE_OPT, "inspect", DEMO, "--shapes"], "stdout", **env)
+    done, said = in_terminal([*EDGE_OPT, "inspect", model, "--shapes"], "stdout", **env)
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"all match the file" in said
     assert (b"\x1b[32m" in said) is hued

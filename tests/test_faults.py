@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from fault_graphs import JOINED_LOGITS, PARAMETERS, attention
-from mutations import KINDS, mutants, sampled, survives_checks
+from mutations import KINDS, Mutant, mutants, sampled, survives_checks
 from pass_runs import TESTDATA, rewrites_of
 
 from edge_opt.ir.parse import parse
@@ -29,11 +30,18 @@ CASES = {
 }
 
 
+@cache
 def rewrite_of(graph: str) -> Rewrite:
     """The first site's, with its check."""
     text, name, target = CASES[graph]
     rewrite = rewrites_of(name, parse(text), target)[0]
     return replace(rewrite, check=rewrite.check or PASSES[name].check)
+
+
+@cache
+def chosen(graph: str) -> tuple[Mutant, ...]:
+    """Some mutants of every kind."""
+    return tuple(sampled(rewrite_of(graph), _EACH))
 
 
 def holds(verifier: Verifier, rewrite: Rewrite) -> bool:
@@ -66,7 +74,7 @@ def test_a_mutant_that_changes_results_is_caught(
 
     A code less at the end of int16 changes a result once in thousands; whose draw shows that is luck.
     """
-    for mutant in sampled(rewrite_of(graph), _EACH):
+    for mutant in chosen(graph):
         if (
             mutant.kind == kind
             and survives_checks(mutant.rewrite)
@@ -77,9 +85,7 @@ def test_a_mutant_that_changes_results_is_caught(
 
 
 def test_most_mutants_change_an_output(verifier: Verifier) -> None:
-    found = [
-        m for m in sampled(rewrite_of("attention float32"), _EACH) if survives_checks(m.rewrite)
-    ]
+    found = [m for m in chosen("attention float32") if survives_checks(m.rewrite)]
     caught = [mutant for mutant in found if not holds(verifier, mutant.rewrite)]
     assert len(caught) >= 0.8 * len(found) >= 15
     assert {mutant.kind for mutant in mutants(rewrite_of("attention int8"))} == set(KINDS)

@@ -9,11 +9,12 @@ from attention_checks import MERGED, attention_text
 from growth_shapes import SHAPES, visits
 
 import edge_opt
+from edge_opt.attention import around, find, heads, labels, pairs, plan, positions
 from edge_opt.attention.around import find_mask
 from edge_opt.attention.find import find_blocks
 from edge_opt.attention.positions import find_rotary
 from edge_opt.conversion import ConversionResult, convert
-from edge_opt.ir import Model, Subgraph, load, to_bytes
+from edge_opt.ir import Model, Subgraph, load, to_bytes, walk
 from edge_opt.ir.parse import parse
 from edge_opt.passes import Status
 from edge_opt.schema import new_table
@@ -125,6 +126,22 @@ def test_long_chains_and_exponential_graphs_take_no_time(
         converted(model)
 
 
+LIMITS = (
+    *((module, "DEEPEST") for module in (around, find, heads, labels, plan)),
+    (pairs, "_FARTHEST"),
+    (positions, "_MOST_STEPS"),
+    (walk, "MOST_MOVES"),
+)
+
+
+@pytest.fixture
+def _low_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches stop after a quarter of the operators, so that graphs of a quarter of the size reach every limit."""
+    for module, name in LIMITS:
+        monkeypatch.setattr(module, name, getattr(module, name) // 4)
+
+
+@pytest.mark.usefixtures("_low_limits")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_twice_the_operators_take_at_most_little_more_than_twice_the_visits(shape: str) -> None:
     def work(graph: Subgraph) -> None:
@@ -132,9 +149,9 @@ def test_twice_the_operators_take_at_most_little_more_than_twice_the_visits(shap
         for match in matches:
             find_mask(match.softmax)
         for rotary in find_rotary(graph):
-            assert len(rotary.operators) < 200
+            assert len(rotary.operators) < 50
 
-    small, large = (parse(SHAPES[shape](count)).subgraphs[0] for count in (300, 600))
+    small, large = (parse(SHAPES[shape](count)).subgraphs[0] for count in (75, 150))
     assert visits(lambda: work(large)) <= 2.2 * visits(lambda: work(small))
 
 

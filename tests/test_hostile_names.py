@@ -32,7 +32,9 @@ _SEQUENCE = re.compile(rb"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\].*?(?:\x07|\x1b\\)|.)",
 _RUN = """
 import json, sys
 from edge_opt.cli import main
-codes = [main(arguments) for arguments in json.loads(sys.argv[1])]
+from kept_workers import kept_workers
+with kept_workers():
+    codes = [main(arguments) for arguments in json.loads(sys.argv[1])]
 open(sys.argv[2], "w").write(json.dumps(codes))
 """
 _TEXT = f"signature main = #0 (q=%q, k=%k, v=%v) -> (r=%r)\n{attention_text()}"
@@ -98,7 +100,8 @@ def ran(folder: Path, names: list[str]) -> tuple[list[int], bytes]:
     """The exit codes of the commands, run in one process on a terminal, and all that it gets."""
     commands, told = json.dumps(prepared(folder, names)), folder.with_suffix(".json")
     command = [sys.executable, "-c", _RUN, commands, told]
-    done, drawn = in_terminal(command, "stdin", "stdout", "stderr")
+    ours = str(Path(__file__).parent)
+    done, drawn = in_terminal(command, "stdin", "stdout", "stderr", PYTHONPATH=ours)
     assert done.returncode == 0
     return json.loads(told.read_text()), drawn
 

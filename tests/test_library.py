@@ -104,10 +104,10 @@ def test_what_a_notebook_prints_of_an_object_is_short() -> None:
     shown += [edge_opt.inspect(DEMO), edge_opt.compare(DEMO, DEMO)]
     for thing in (*shown, model.operator_codes[0], operator.options):
         assert 0 < len(repr(thing)) < 500, type(thing)
-    widest = [Tensor("layer/" * 800 + "\x1b[2J\n", (1, 2), DType.INT8) for _ in range(4000)]
+    widest = [Tensor("layer/" * 800 + "\x1b[2J\n", (1, 2), DType.INT8) for _ in range(40)]
     joined = repr(Operator(operator.code, widest, widest[:1]))
     assert len(joined) < 500
-    assert "3997 more" in joined
+    assert "37 more" in joined
     assert joined.isprintable()
     state = Tensor("model/x", (1, 2), DType.INT8)
     assert repr(Operator(model.operator_code("ABS"), [state, None], [state])) == (

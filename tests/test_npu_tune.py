@@ -205,7 +205,9 @@ def late(*arguments: Any) -> Measured:
 
 
 @pytest.mark.parametrize("measure", [profiling.measure, late], ids=["running", "starting"])
-def test_an_interrupt_leaves_no_compiler(tmp_path: Path, monkeypatch: Patch, measure: Any) -> None:
+def test_an_interrupt_leaves_no_compiler(
+    bare: Path, tmp_path: Path, monkeypatch: Patch, measure: Any
+) -> None:
     sdk = pretend(tmp_path, monkeypatch, "import time; time.sleep(600)")
     started: list[Any] = []
     interrupted.clear()
@@ -219,7 +221,7 @@ def test_an_interrupt_leaves_no_compiler(tmp_path: Path, monkeypatch: Patch, mea
             raise KeyboardInterrupt
 
     with patch("edge_opt.npu.tuning.measure", measure), pytest.raises(KeyboardInterrupt):
-        tune(DEMO, compiler=Compiler(sdk=sdk), jobs=2, progress=interrupt)
+        tune(bare, compiler=Compiler(sdk=sdk), jobs=2, progress=interrupt)
     assert not _running
     assert {process.returncode for process in started} <= {-signal.SIGKILL}
     assert bool(started) == (measure is profiling.measure)

@@ -47,6 +47,7 @@ REQUEST = Trial(extremes=("high",), parts=Parts(0, (8, 64), (0,)), seed=3)
 QUESTION = Region(parse(PRODUCT), parse(PRODUCT), "'main' up to 'y'", Exact(), REQUEST)
 FILE = to_bytes(QUESTION.before)
 BOTH, FIRST, SECOND = ("xnnpack", "reference"), ("xnnpack",), ("reference",)
+SMALL = Size()
 SIZE = Size(queries=64, heads=4, kv_heads=2, cache=128, width=64)
 
 
@@ -287,9 +288,9 @@ def at_size() -> Iterator[Verifier]:
         yield made
 
 
-def layers(dtype: str, *exchanged: str) -> list[Rewrite]:
+def layers(dtype: str, *exchanged: str, size: Size = SIZE) -> list[Rewrite]:
     """Two layers that are alike but for their numbers; in the second one number may be exchanged for another."""
-    text = attention(dtype, SIZE)
+    text = attention(dtype, size)
     second = text.index("%scaled2: ")
     return rewrites_of(
         "mha_to_sha", parse(text[:second] + text[second:].replace(*exchanged or ("", "")))
@@ -298,7 +299,7 @@ def layers(dtype: str, *exchanged: str) -> list[Rewrite]:
 
 @pytest.mark.parametrize("dtype", ["float32", "int16", "int8"])
 def test_a_layer_with_other_numbers_is_not_run(dtype: str) -> None:
-    first, second = layers(dtype)
+    first, second = layers(dtype, size=SMALL)
     with Verifier() as verifier:
         proofs = [verifier.verify(each, Exact()) for each in (first, second, first)]
     assert [proof.like for proof in proofs] == ["", "'main' up to 'out1'", "'main' up to 'out1'"]
@@ -308,7 +309,7 @@ def test_a_layer_with_other_numbers_is_not_run(dtype: str) -> None:
 @pytest.mark.parametrize("order", [1, -1])
 def test_fewer_numbers_may_be_equal_in_what_covers_and_not_more(order: int) -> None:
     """What is equal in one may have been mixed up there without any difference."""
-    with_two_equal_scales = layers("int16", "q(0.00013, 0)", "q(0.00012, 0)")
+    with_two_equal_scales = layers("int16", "q(0.00013, 0)", "q(0.00012, 0)", size=SMALL)
     with Verifier() as verifier:
         proofs = [verifier.verify(each, Exact()) for each in with_two_equal_scales[::order]]
     assert [bool(proof.like) for proof in proofs] == [False, order == 1]
@@ -400,7 +401,7 @@ def test_an_inputs_side_is_where_it_meets_the_logits() -> None:
 
 
 def test_a_proof_to_one_demand_stands_for_no_other() -> None:
-    first, second = layers("int8")
+    first, second = layers("int8", size=SMALL)
     with Verifier() as verifier:
         demands = (first, Exact()), (second, Steps(1)), (first, Steps(1))
         assert [bool(verifier.verify(*each).like) for each in demands] == [False, False, True]
@@ -466,7 +467,7 @@ def test_a_weight_of_one_and_large_negative_keys_are_among_the_extremes(
 def test_a_run_without_a_result_stands_for_no_other_region(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that was busy, or without memory, may have time and memory for the next."""
     (first, _), answers = (
-        layers("int8"),
+        layers("int8", size=SMALL),
         [RuntimeTimedOut("late"), *[RuntimeCrashed("signal 9")] * 3],
     )
     ask = examination.run_versions

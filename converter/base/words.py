@@ -28,10 +28,11 @@ def shortened(name: str) -> str:
     if fused and fused[0].isdigit():
         parts[-1] += f";{fused[0]}"
     whole = "/".join(parts)
-    while len(parts) > 1 and len("/".join(parts)) > _LONGEST:
-        del parts[0]
-    kept = "/".join(parts)[-_LONGEST:]
-    return kept if kept == whole else f"...{kept}"
+    if len(whole) <= _LONGEST:
+        return whole
+    end = whole[-_LONGEST - 1 :]  # with the character before, which may be the slash
+    _, slash, last_parts = end.partition("/")
+    return f"...{last_parts if slash else end[1:]}"
 
 
 def cut(text: str, most: int = 200) -> str:
