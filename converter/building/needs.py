@@ -13,7 +13,7 @@ from edge_opt.building.stages import MORE_MEMORY
 
 _EXPORT_IN_MEMORY = "export in memory"
 _MEMORY = {
-    "round": (2.9, 1.6),
+    "round": (3.3, 1.6),
     "export": (4.0, 6.5),
     _EXPORT_IN_MEMORY: (2.6, 13.1),
     "calibrate": (1.4, 3.8),
