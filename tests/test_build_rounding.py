@@ -313,7 +313,8 @@ def test_a_plan_that_is_given_is_carried_out_and_a_grid_that_is_there_is_kept(
         UsageError, match="the plan has 7 products, and the checkpoint 8 in 2 layers"
     ):
         rounded(tmp_path, monkeypatch, tmp_path / "model", plan={"products": products[1:]})
-    output, _ = rounded(tmp_path, monkeypatch, tmp_path / "model", plan={"products": products})
+    of_another = {"products": products, "together": 9.0}
+    output, _ = rounded(tmp_path, monkeypatch, tmp_path / "model", plan=of_another)
     kept_plan = json.loads((output / PLAN).read_text())
     assert all(one["weights"] > 1 for one in kept_plan["products"]), "counted, not as the file says"
     grids = read_rounded(output).grids
