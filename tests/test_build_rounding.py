@@ -221,9 +221,8 @@ def test_nothing_is_measured_if_the_logits_alone_cost_more_than_is_allowed() -> 
     def never(_: Plan) -> float:
         raise AssertionError
 
-    assert [one.bits for one in choose([Choice(0, "o", 100, 8, 0.01)], never, -0.001).products] == [
-        8
-    ]
+    plan = choose([Choice(0, "o", 100, 8, 0.01)], never, -0.001)
+    assert [one.bits for one in plan.products] == [8]
 
 
 TEXTS = [[(7 * start + 3 * place) % 50 for place in range(600)] for start in range(12)]
@@ -313,10 +312,11 @@ def test_a_plan_that_is_given_is_carried_out_and_a_grid_that_is_there_is_kept(
         UsageError, match="the plan has 7 products, and the checkpoint 8 in 2 layers"
     ):
         rounded(tmp_path, monkeypatch, tmp_path / "model", plan={"products": products[1:]})
-    of_another = {"products": products, "together": 9.0}
+    of_another = {"products": products, "together": 9.0, "logits": 9.0}
     output, _ = rounded(tmp_path, monkeypatch, tmp_path / "model", plan=of_another)
     kept_plan = json.loads((output / PLAN).read_text())
     assert all(one["weights"] > 1 for one in kept_plan["products"]), "counted, not as the file says"
+    assert kept_plan["logits"] is None, "not measured here"
     grids = read_rounded(output).grids
     assert sorted(grids) == [f"model.layers.{layer}.self_attn.o_proj" for layer in range(2)]
     every = [{**one, "bits": 4} for one in products]

@@ -277,8 +277,8 @@ def checked_plan(given: Mapping[str, Any], network: Network) -> Plan:
         )
     harms = {(one.layer, one.name): one.kl for one in plan.products}
     measured = [replace(one, kl=harms[one.layer, one.name]) for one in products]
-    # What they cost together is of the checkpoint and the bits that the plan was made for.
-    return replace(plan, products=tuple(measured), together=None)
+    # What else the file tells was measured for another checkpoint, or for other bits.
+    return Plan(tuple(measured))
 
 
 def _plan_of(network: Network, known: Mapping[str, Grid]) -> Plan:
