@@ -61,16 +61,63 @@ def test_a_weight_that_was_not_negated_is_seen(verifier: Verifier, monkeypatch: 
     assert {report.why for report in reports} == {"different"}
 
 
+def computed(
+    text: str, parts: str = "int16[] {10000} q(0.0001, 0), WEIGHT", activation: int = 0
+) -> str:
+    """The same with weights that are sums of constants, as in Gemma's norm: `1 + w`."""
+    lines: list[str] = []
+    for line in text.splitlines():
+        if "STABLEHLO_COMPOSITE" in line:
+            weight = line[line.index("(%h, ") + 5 : line.index(") {name")]
+            number = len(lines)
+            options = f"{{fused_activation_function: {activation}}}"
+            addition = f"ADD({parts.replace('WEIGHT', weight)}) {options}"
+            lines.append(f"  %w{number}: int16[4] q(0.0002, 0) = {addition}")
+            lines.append(line.replace(weight, f"%w{number}"))
+        else:
+            lines.append(line)
+    return "\n".join(lines)
+
+
+def test_a_weight_that_is_a_sum_of_constants_is_negated(verifier: Verifier) -> None:
+    model, reports = convert_text(
+        computed(layers()), "balanced_norms", target=TARGET, verifier=verifier
+    )
+    assert statuses(reports) == ["converted"] * 2
+    (_, negated), *_ = [pair for pair in residual_sums(model.subgraphs[0]) if pair[0].name == "SUB"]
+    total = negated.input(1).producer
+    assert total is not None
+    assert [part.array().tolist() for part in total.inputs if part] == [
+        -10000,
+        [-4, 700, -20000, -32767],
+    ]
+    assert len(model.subgraphs[0].operators) == len(
+        parse(computed(layers())).subgraphs[0].operators
+    )
+
+
+def test_a_norm_that_is_read_elsewhere_is_in_no_residual_sum() -> None:
+    text = layers().replace("return %x4", "return %x4, %n1")
+    _, reports = convert_text(text, "balanced_norms", target=TARGET)
+    assert len(reports) == 1
+    text = layers().replace("odml.rms_norm", "odml.layer_norm")
+    assert convert_text(text, "balanced_norms", target=TARGET)[1] == []
+
+
 @pytest.mark.parametrize(
-    ("old", "new"),
-    [("return %x4", "return %x4, %n1"), ("odml.rms_norm", "odml.layer_norm"), ("-700", "-32768")],
-    ids=["read elsewhere", "another composite", "a weight without a negative"],
+    "text",
+    [
+        layers().replace("-700", "-32768"),
+        computed(layers()).replace("-700", "-32768"),
+        computed(layers(), activation=1),
+        computed(layers(), "%b, WEIGHT").replace("%h:", "%b: int16[4] q(0.001, 0), %h:"),
+    ],
+    ids=["-32768", "-32768 in a sum", "a clipped sum", "a sum with an input"],
 )
-def test_a_norm_that_is_read_elsewhere_or_has_no_negative_is_not_negated(
-    old: str, new: str
-) -> None:
-    _, reports = convert_text(layers().replace(old, new), "balanced_norms", target=TARGET)
-    assert len(reports) == {"return %x4": 1}.get(old, 0)
+def test_norms_without_a_negative_are_named(text: str) -> None:
+    _, reports = convert_text(text, "balanced_norms", target=TARGET)
+    assert statuses(reports) == ["skipped"] * 3
+    assert {report.why for report in reports} == {"quantization"}
 
 
 def test_a_norm_that_is_added_to_itself_or_a_factor_is_not_in_a_residual_sum() -> None:

@@ -1,15 +1,16 @@
 """Residual sums of norms that round down -> some sums subtract the negated norm, so that the errors cancel."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
 from edge_opt.base.words import name_below
-from edge_opt.ir import DType, Operator, Subgraph
+from edge_opt.ir import DType, Operator, Subgraph, Tensor
 from edge_opt.ir.composites import composite_name
+from edge_opt.ir.refusal import Reason, Why
 from edge_opt.ir.walk import read_outside
 from edge_opt.passes.codes import step_of
 from edge_opt.passes.contract import Context, Pass, Site
@@ -26,7 +27,8 @@ class BalancedNorms(Pass):
     small on average, and these errors add up in the residual stream: after 18 layers of Gemma 3 270M, to 70 steps of
     the first layer's norm. Subtracting a negated norm makes the result half a step too large. Layer by layer, a norm is
     negated if the sum of the errors so far, in real numbers, is below zero. CPU kernels round to nearest, so there
-    results may differ only for numbers midway between two codes.
+    results may differ only for numbers midway between two codes. Its weights are constants, or a sum of constants, as
+    litert-torch's second converter writes Gemma's `1 + w`.
     """
 
     name = "balanced_norms"
@@ -40,9 +42,13 @@ class BalancedNorms(Pass):
             return
         error = 0.0
         for addition, norm in residual_sums(context.subgraph):
-            negates = addition.name == "ADD" and error < 0
+            wanted = addition.name == "ADD" and error < 0
+            negates = wanted and _has_negative(norm.input(1))
             if negates:
                 yield Site(addition, partial(_build, context, addition, norm))
+            elif wanted:
+                text = "the norm's weights are not symmetric int16 constants, or have no negative"
+                yield Site(addition, reason=Reason(Why.QUANTIZATION, text))
             half_a_step = step_of(norm.outputs[0]) / 2
             error += half_a_step if negates or addition.name == "SUB" else -half_a_step
 
@@ -60,33 +66,54 @@ def residual_sums(graph: Subgraph) -> Iterator[tuple[Operator, Operator]]:
         for normed in (other, one) if addition.name == "ADD" else (other,):
             norm = normed.producer
             alone = not read_outside(graph, normed, [addition])
-            if alone and norm is not None and _can_be_negated(norm):
+            if alone and norm is not None and _is_int16_norm(norm):
                 yield addition, norm
                 break
 
 
-def _can_be_negated(operator: Operator) -> bool:
-    """True if it is an int16 norm whose type can hold the negated weights."""
+def _is_int16_norm(operator: Operator) -> bool:
     if composite_name(operator) != NORM or len(operator.inputs) != 2 or len(operator.outputs) != 1:
         return False
-    weight = operator.input(1)
     result = operator.outputs[0]
-    if not (
-        weight.has_numbers and weight.dtype is result.dtype is DType.INT16 and result.is_quantized
-    ):
+    return result.dtype is DType.INT16 and result.is_quantized
+
+
+def _has_negative(weight: Tensor) -> bool:
+    """True if it is a constant whose type can hold its negative, or a sum of such constants."""
+    total = weight.producer
+    parts: Sequence[Tensor | None] = [weight]
+    if total is not None:
+        if total.name != "ADD" or total.option("fused_activation_function"):
+            return False
+        parts = total.inputs
+    return _is_symmetric(weight) and all(map(_is_negatable, parts))
+
+
+def _is_negatable(part: Tensor | None) -> bool:
+    if part is None or not part.has_numbers or not _is_symmetric(part):
         return False
-    parameters = weight.quantization
-    symmetric = parameters is not None and parameters.is_affine and not parameters.zero_point.any()
-    return symmetric and int(weight.array().min()) > np.iinfo(np.int16).min
+    return int(part.array().min()) > np.iinfo(np.int16).min
+
+
+def _is_symmetric(tensor: Tensor) -> bool:
+    parameters = tensor.quantization
+    if tensor.dtype is not DType.INT16 or parameters is None:
+        return False
+    return parameters.is_affine and not parameters.zero_point.any()
 
 
 def _build(context: Context, addition: Operator, norm: Operator) -> Rewrite:
     weight = norm.input(1)
     normed = norm.outputs[0]
     other = addition.input(1 if addition.input(0) is normed else 0)
-    name = name_below(weight.name, "negated")
-    numbers = np.negative(weight.array())
-    negated = context.constants.make(name, numbers, DType.INT16, weight.quantization)
+    total = weight.producer
+    if total is None:
+        negated = _negative(context, weight)
+        sums = []
+    else:
+        parts = [_negative(context, part) for part in total.inputs if part is not None]
+        negated = replace(weight, name=name_below(weight.name, "negated"))
+        sums = [Operator(total.code, parts, (negated,), total.options, total.table)]
     result = replace(normed, name=name_below(normed.name, "negated"))
     negative = Operator(norm.code, (norm.input(0), negated), (result,), norm.options, norm.table)
     difference = context.model.new_operator(
@@ -98,4 +125,11 @@ def _build(context: Context, addition: Operator, norm: Operator) -> Rewrite:
     )
     # A step of the norm may be several steps of the sum, and the sum rounds once more.
     steps = 1 + math.ceil(step_of(normed) / step_of(addition.output))
-    return context.rewrite([norm, addition], [negative, difference], check=Steps(max(2, steps)))
+    old = [norm, addition] if total is None else [total, norm, addition]
+    return context.rewrite(old, [*sums, negative, difference], check=Steps(max(2, steps)))
+
+
+def _negative(context: Context, constant: Tensor) -> Tensor:
+    name = name_below(constant.name, "negated")
+    numbers = np.negative(constant.array())
+    return context.constants.make(name, numbers, DType.INT16, constant.quantization)
