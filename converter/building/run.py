@@ -48,8 +48,11 @@ from edge_opt.targets.chips import TARGETS, VENDORS, find_chip
 
 WORST_RATIO = 1.05
 """Perplexity relative to the checkpoint's above which a build warns, or fails if the layers' weights are in 4 bits."""
-WORST_KL = 0.5
-"""Mean KL divergence from the checkpoint in the NPU's emulator, in nats, above which a build warns."""
+WORST_KL = 0.1
+"""Nats of mean KL divergence from the checkpoint, more than on CPU kernels, above which a build warns of the NPU.
+
+In Gemma 3 270M, norms that truncate add 0.15 over eight texts, and 0.03 where they are balanced.
+"""
 _NARROW_WEIGHTS = "qualcomm"
 """The vendor whose compiler takes 4-bit weights as they are stored here."""
 _NO_REFERENCE = (
@@ -409,14 +412,16 @@ def _evaluated(
         report = run.add(scoring[EMULATE.name].result())
     except EdgeOptError as error:
         return replace(found, note=f"{note}. Not evaluated in the NPU's emulator: {error}")
-    score = from_dict(Evaluation, report.values).models[-1]
-    assert score.kl is not None
-    if not score.kl <= WORST_KL:  # NaN, too
+    *_, cpu, npu = from_dict(Evaluation, report.values).models
+    assert cpu.kl is not None
+    assert npu.kl is not None
+    if not npu.kl - cpu.kl <= WORST_KL:  # NaN, too
         result.warnings.append(
-            f"In the NPU's emulator the answers are far from the checkpoint's: mean KL divergence {score.kl:.2f} nats, "
-            f"more than {WORST_KL}: run `edge-opt evaluate --on npu` with more tokens before releasing the bundle"
+            f"In the NPU's emulator the answers are farther from the checkpoint's than on CPU kernels: mean KL "
+            f"divergence {npu.kl:.2f} nats, not {cpu.kl:.2f}, on {npu.tokens} tokens: run `edge-opt evaluate --on npu` "
+            f"with more before releasing the bundle"
         )
-    return replace(found, models=[*found.models, score])
+    return replace(found, models=[*found.models, npu])
 
 
 def _check_quality(result: BuildResult, limit: float | None, compiled: Path) -> None:
