@@ -161,6 +161,21 @@ def test_few_inputs_for_each_column_take_more_damping() -> None:
     assert destroyed(Rounder(moments, damping)) < 0.97 * destroyed(Rounder(moments))
 
 
+def test_rounded_weights_make_up_for_what_their_inputs_lost() -> None:
+    random = np.random.default_rng(5)
+    inputs = random.normal(size=(256, 16)).astype(np.float32)
+    mixing = np.eye(16) + random.normal(size=(16, 16)) / 20
+    now = (inputs @ mixing).astype(np.float32)
+    weights = random.normal(size=(8, 16)).astype(np.float32)
+    lost = ((inputs - now) @ weights.T).T @ now
+    rounder = Rounder(now.T @ now, damping=0.001)
+
+    def differs(grid: Grid) -> float:
+        return float(np.square(inputs @ weights.T - now @ grid.values().T).sum())
+
+    assert differs(rounder.rounded(weights, lost)) < 0.5 * differs(rounder.rounded(weights))
+
+
 @pytest.mark.parametrize("largest", [7, 8])
 def test_a_grid_is_recognized_if_its_codes_fit_4_bits(largest: int) -> None:
     """Stored in 4 bits, 8 would be -8."""

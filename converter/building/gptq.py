@@ -33,6 +33,13 @@ _DAMPING = 0.05
 For moments of about ten times as many inputs as columns, see `damping_for`.
 """
 
+_CORRECTED = np.float32(0.5)
+"""How much of the weights' least-squares correction is made; a whole one fits the texts too closely.
+
+SmolLM2-135M, all layers in 4 bits, nats on prompts to judge by and on other text: without it 0.104 and 0.099, with
+a quarter 0.074 and 0.073, with half 0.063 and 0.069, with all 0.071 and 0.073.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Grid:
@@ -103,8 +110,16 @@ class Rounder:
         hessian[np.diag_indices_from(hessian)] += np.float32(added or 1)
         self._upper = _compensation(hessian)
 
-    def rounded(self, weights: Floats) -> Grid:
-        """The nearest codes of each column, after compensation; each row gets the best of 16 scales without it."""
+    def rounded(self, weights: Floats, lost: Floats | None = None) -> Grid:
+        """The nearest codes of each column, after compensation; each row gets the best of 16 scales without it.
+
+        Args:
+            weights: `[rows, columns]`.
+            lost: `[rows, columns]`, the sum of `e x'` over inputs x, where e is what results of these weights lack of
+                those that are wanted. The weights are moved towards them before they are rounded.
+        """
+        if lost is not None:
+            weights = weights + _CORRECTED * self._solved(lost)
         codes = np.empty(weights.shape, np.int8)
         scales = np.empty(len(weights), np.float32)
         for first in range(0, len(weights), _ROWS_IN_CACHE):
@@ -117,6 +132,12 @@ class Rounder:
                 columns.copy("C"), scales[rows], self._upper
             ).T
         return Grid(codes, scales)
+
+    def _solved(self, products: Floats) -> Floats:
+        """`P H^-1` for `[rows, columns]` P and the Hessian H."""
+        solved = np.empty_like(products)
+        solved[:, self._order] = (products[:, self._order] @ self._upper.T) @ self._upper
+        return solved
 
 
 def _compensation(hessian: Floats) -> Floats:

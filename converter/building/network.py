@@ -3,7 +3,8 @@
 Needs torch and transformers; runs in the process of a stage.
 """
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -153,12 +154,13 @@ class Network:
             names += product.modules
         return names
 
-    def measured(
-        self, keep: Callable[[str, Grid], None], progress: Progress
-    ) -> tuple[Floats, Harm]:
-        """As `rounded`, for all products; also measures what rounding costs.
+    def measured(self, progress: Progress) -> tuple[Floats, Harm]:
+        """What rounding costs, each product alone for its inputs in the original model.
 
         Every layer is read from disk once: the texts changed by products of earlier layers pass it together.
+
+        Returns:
+            The sum of `x x'` over inputs x of the original model's logits product, and the harm.
         """
         changed: list[tuple[Product, Text]] = []
         read = [replace(text) for text in self._read]
@@ -167,9 +169,12 @@ class Network:
             progress("measuring", layer, len(self.products))
             with self._filled(self._layers[layer]):
                 self._move(layer, [text for _, text in changed])
-                for product, values in self._round_layer(layer, read, products, keep):
+                inputs = self._advance(layer, read, products)
+                for product in products:
+                    grids = _rounded(product, inputs.pop(product.name))
                     moved = replace(judged)
-                    self._move_changed(layer, [moved], values)
+                    with self._holding(layer, grids):
+                        self._move(layer, [moved])
                     changed.append((product, moved))
                 self._move(layer, [judged])
         moments = self._normed_moments(read)
@@ -184,11 +189,11 @@ class Network:
         keep: Callable[[str, Grid], None],
         progress: Progress,
     ) -> Floats:
-        """Round products, each for the inputs that it has in the original model.
+        """Round products in their order, each for the inputs that those before it, rounded, give.
 
-        Rounding for the inputs that rounded layers give takes a second pass and gains nothing: Qwen2.5-Coder-0.5B, all
-        but three products in 4 bits, has a KL divergence of 0.050 nats with it, and 0.051 without. Without it, the
-        weights whose harm was measured are those that are delivered.
+        Its results there should be the original's on the original's inputs, so it also makes up for what was lost
+        before it (Li et al. 2025, https://arxiv.org/abs/2504.02692). SmolLM2-135M, all products in 4 bits, on the
+        prompts to judge by: 0.063 nats; 0.102 with these inputs alone, 0.104 with the original's.
 
         Args:
             wanted: chooses the products.
@@ -199,44 +204,33 @@ class Network:
             The sum of `x x'` over inputs x of the original model's logits product.
         """
         read = [replace(text) for text in self._read]
+        changed = [replace(text) for text in self._read]
         for layer, products in enumerate(self.products):
             progress("rounding", layer, len(self.products))
+            chosen = [*filter(wanted, products)]
+            grids: dict[str, Grid] = {}
             with self._filled(self._layers[layer]):
-                self._round_layer(layer, read, [*filter(wanted, products)], keep)
-        return self._normed_moments(read)
-
-    def _round_layer(
-        self,
-        layer: int,
-        read: Sequence[Text],
-        products: Sequence[Product],
-        keep: Callable[[str, Grid], None],
-    ) -> list[tuple[Product, dict[str, Floats]]]:
-        """Move texts behind a layer, and round products for them: each with the new weights of its modules."""
-        inputs = self._advance(layer, read, products)
-        count = sum(text.hidden.shape[1] for text in read)
-        made: list[tuple[Product, dict[str, Floats]]] = []
-        for product in products:
-            moments = inputs.pop(product.name)
-            rounder = Rounder(moments, damping_for(len(moments), count))
-            values: dict[str, Floats] = {}
-            for name, module in product.modules.items():
-                grid = rounder.rounded(rows_of(module))
+                inputs = self._advance(layer, read, chosen)
+                for product in chosen:
+                    with self._holding(layer, grids):
+                        now = self._inputs(layer, changed, product)
+                    grids |= _rounded(product, inputs.pop(product.name), now)
+                with self._holding(layer, grids):
+                    self._move(layer, changed)
+            for name, grid in grids.items():
                 keep(name, grid)
-                values[name] = grid.values()
-            made.append((product, values))
-        return made
+        return self._normed_moments(read)
 
     def harm_of(self, names: Container[str], grid: Callable[[str], Grid]) -> float:
         """The harm of all weights of layers together: those of some modules as rounded, the others at 8 bits."""
         texts = [replace(text) for text in self._together]
         for layer in range(len(self._layers)):
-            values: dict[str, Floats] = {}
+            grids: dict[str, Grid] = {}
             with self._filled(self._layers[layer]):
                 for name, module in self._modules(layer).items():
-                    in_4_bits = name in names
-                    values[name] = grid(name).values() if in_4_bits else _at_8_bits(module)
-                self._move_changed(layer, texts, values)
+                    grids[name] = grid(name) if name in names else _at_8_bits(module)
+                with self._holding(layer, grids):
+                    self._move(layer, texts)
         with self._filled(self._model.lm_head):
             return fmean(map(self._harm, texts))
 
@@ -287,37 +281,32 @@ class Network:
 
     def _advance(
         self, layer: int, texts: Sequence[Text], products: Iterable[Product]
-    ) -> dict[str, Floats]:
-        """Move texts behind a layer; the sum of `x x'` over inputs x of its products, by their names."""
-        moments: dict[str, Moments] = {}
+    ) -> dict[str, Any]:
+        """Move texts behind a layer; the inputs `[count, columns]` of its products, by their names."""
+        with _noted(products) as noted:
+            self._move(layer, texts)
+        return {name: _joined(inputs) for name, inputs in noted.items()}
 
-        def add(product: str, _: Any, given: tuple[Any, ...]) -> None:
-            states = given[0].reshape(-1, given[0].shape[-1])
-            if product == "down":
-                states = _without_outliers(states)
-            moments[product].add(states.numpy())
+    def _inputs(self, layer: int, texts: Iterable[Text], product: Product) -> Any:
+        """The inputs `[count, columns]` of one product; texts stay in front of the layer, which runs up to it."""
+        with _noted([product], stops=True) as noted:
+            for text in texts:
+                with suppress(_ReachedError):
+                    self._layers[layer](text.hidden, **text.arguments[layer])
+        return _joined(noted[product.name])
 
-        hooks = []
-        for product in products:
-            moments[product.name] = Moments()
-            reader = next(iter(product.modules.values()))
-            hooks.append(reader.register_forward_pre_hook(partial(add, product.name)))
-        self._move(layer, texts)
-        for hook in hooks:
-            hook.remove()
-        return {name: total.whole() for name, total in moments.items()}
-
-    def _move_changed(
-        self, layer: int, texts: Sequence[Text], values: Mapping[str, Floats]
-    ) -> None:
-        """Move texts behind a layer that has other weights, by the names of its modules."""
+    @contextmanager
+    def _holding(self, layer: int, grids: Mapping[str, Grid]) -> Iterator[None]:
+        """A layer has other weights for the duration, by the names of its modules."""
         modules = self._modules(layer)
-        kept = {name: rows_of(modules[name]).copy() for name in values}
-        for name, rows in values.items():
-            set_rows(modules[name], rows)
-        self._move(layer, texts)
-        for name, rows in kept.items():
-            set_rows(modules[name], rows)
+        kept = {name: rows_of(modules[name]).copy() for name in grids}
+        for name, grid in grids.items():
+            set_rows(modules[name], grid.values())
+        try:
+            yield
+        finally:
+            for name, rows in kept.items():
+                set_rows(modules[name], rows)
 
     def _modules(self, layer: int) -> dict[str, Any]:
         """The linear modules of a layer by their names in the checkpoint."""
@@ -355,18 +344,72 @@ def set_rows(module: Any, rows: Floats) -> None:
     module.weight.copy_(torch.from_numpy(rows))
 
 
-def _without_outliers(states: Any) -> Any:
-    """The inputs of `down`, none far longer than the others: massive activations of one token would swamp them.
+class _ReachedError(Exception):
+    """The product whose inputs are wanted; what is behind it in the layer need not run."""
+
+
+@contextmanager
+def _noted(products: Iterable[Product], *, stops: bool = False) -> Iterator[dict[str, list[Any]]]:
+    """The inputs of products by their names, `[1, T, columns]` for each text that passes for the duration."""
+    noted: dict[str, list[Any]] = {}
+
+    def note(name: str, _: Any, given: tuple[Any, ...]) -> None:
+        noted[name].append(given[0])
+        if stops:
+            raise _ReachedError
+
+    hooks = []
+    for product in products:
+        noted[product.name] = []
+        reader = next(iter(product.modules.values()))
+        hooks.append(reader.register_forward_pre_hook(partial(note, product.name)))
+    try:
+        yield noted
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _joined(inputs: Sequence[Any]) -> Any:
+    import torch
+
+    return torch.cat([one.reshape(-1, one.shape[-1]) for one in inputs])
+
+
+def _rounded(product: Product, inputs: Any, now: Any = None) -> dict[str, Grid]:
+    """The weights of a product's modules in 4 bits, by name, for inputs `[count, columns]`.
+
+    With `now`, the inputs that rounded products before it give: for these, and so that results are nearer to those
+    of `inputs`.
+    """
+    counts = _limits(inputs) if product.name == "down" else 1
+    read = (inputs if now is None else now) * counts
+    moments = Moments()
+    moments.add(read.numpy())
+    rounder = Rounder(moments.whole(), damping_for(read.shape[1], len(read)))
+    grids: dict[str, Grid] = {}
+    for name, module in product.modules.items():
+        lost = None
+        if now is not None:
+            lacking = ((inputs - now) * counts) @ module.weight.T
+            lost = (lacking.T @ read).numpy()
+        grids[name] = rounder.rounded(rows_of(module), lost)
+    return grids
+
+
+def _limits(states: Any) -> Any:
+    """Factors `[count, 1]` for the inputs of `down`: massive activations of one token would swamp all others.
 
     They stay among them: without the first token, 4 bits in `down` of Qwen2.5-Coder-0.5B's layers 0 and 2 alone cost
     0.020 and 0.025 nats instead of 0.001 and 0.003. With their whole length, layer 3 costs 0.25 instead of 0.15.
     """
     length = states.norm(dim=1, keepdim=True)
-    return states * (2 * length.median() / length.clamp(min=1e-9)).clamp(max=1)
+    return (2 * length.median() / length.clamp(min=1e-9)).clamp(max=1)
 
 
-def _at_8_bits(module: Any) -> Floats:
+def _at_8_bits(module: Any) -> Grid:
     """The weights of a linear module as the exporter quantizes them: one scale a row, the largest code 127."""
     rows = rows_of(module)
-    scales = np.maximum(np.abs(rows).max(axis=1, keepdims=True), np.float32(1e-9)) / 127
-    return np.asarray(np.rint(rows / scales) * scales, np.float32)
+    scales = np.maximum(np.abs(rows).max(axis=1), np.float32(1e-9)) / 127
+    codes = np.rint(rows / scales[:, None])
+    return Grid(codes.astype(np.int8), np.asarray(scales, np.float32))
