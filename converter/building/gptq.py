@@ -43,7 +43,7 @@ a quarter 0.074 and 0.073, with half 0.063 and 0.069, with all 0.071 and 0.073.
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Weights `[rows, columns]` as codes from -8 to 7 and one scale for each row."""
+    """Weights `[rows, columns]` as codes, in 4 bits from -8 to 7, and one scale for each row."""
 
     codes: Codes
     scales: Floats

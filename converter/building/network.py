@@ -387,13 +387,16 @@ def _rounded(product: Product, inputs: Any, now: Any = None) -> dict[str, Grid]:
     moments = Moments()
     moments.add(read.numpy())
     rounder = Rounder(moments.whole(), damping_for(read.shape[1], len(read)))
+    if now is None:
+        return {name: rounder.rounded(rows_of(one)) for name, one in product.modules.items()}
+    import torch
+
+    lacking = (inputs - now) * counts
     grids: dict[str, Grid] = {}
     for name, module in product.modules.items():
-        lost = None
-        if now is not None:
-            lacking = ((inputs - now) * counts) @ module.weight.T
-            lost = (lacking.T @ read).numpy()
-        grids[name] = rounder.rounded(rows_of(module), lost)
+        # In the order that takes the fewest steps, which differs between products.
+        lost = torch.linalg.multi_dot([module.weight, lacking.T, read])
+        grids[name] = rounder.rounded(rows_of(module), lost.numpy())
     return grids
 
 
