@@ -228,8 +228,8 @@ def test_few_plans_are_measured_as_what_they_cost_grows_about_as_the_sum_of_thei
         return 0.001 + 0.7 * harm + harm**2
 
     plan = choose(measured, together, 0.1)
-    assert 0.095 <= (plan.together or 0) <= 0.1
-    assert len(plans) <= 4
+    assert 0.085 <= (plan.together or 0) <= 0.1
+    assert len(plans) <= 3
 
 
 def test_nothing_is_measured_if_the_logits_alone_cost_more_than_is_allowed() -> None:

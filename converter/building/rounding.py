@@ -50,8 +50,12 @@ _EACH = 4  # one prompt in so many is kept to judge by
 _MOST_JUDGED = 4  # prompts
 _ALONE = 160  # tokens of a prompt to judge each product by; all have as many, so that they run as one batch
 _TOGETHER = 512  # at most, to judge all products by
-_NEAR = 0.9  # of what is allowed, near enough: every plan that is tried is rounded, in minutes
-_GROWTH = 0.8  # what products cost together over the sum of their harms, until it is measured
+_NEAR = 0.85  # of what is allowed, near enough: every plan that is tried is rounded, in minutes
+_GROWTH = 0.95
+"""What products cost together over the sum of their harms, until it is measured.
+
+0.85 in SmolLM2-135M, 0.93 in Qwen2.5-Coder-0.5B.
+"""
 _ACTIVATIONS = 0.01
 """Nats that int16 activations cost a bundle, whose weights are measured without them.
 
