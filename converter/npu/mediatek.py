@@ -53,8 +53,8 @@ class MediaTek(Backend):
         settings = replace(compiler, chip=compiler.chip.lower(), flags=flags)
         with scratch_folder() as scratch:
             done = self.run_tool(path, settings, [libraries], scratch)
+            self.check_ended(done.returncode, done.stdout, done.stderr)
             on_cpu = operators_left(path, scratch, {})
-        self.check_ended(done.returncode, done.stdout, done.stderr)
         return Figures(
             signature,
             **operator_counts(done.stderr),
