@@ -1,5 +1,6 @@
 """Prints the results of the commands for models; runs `demo`."""
 
+import shlex
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -57,9 +58,12 @@ def show_conversion(
     output.say(*others)
     is_first = result.target == GENERIC and result.converted and not demo
     if is_first and _looks_exported_for_an_npu(result.model):
+        command = ["edge-opt", "convert", str(result.input), "--target", "SM8750"]
+        if result.output is not None:
+            command += ["-o", str(result.output), "--force"]
         output.say(
             "This looks like an export for an NPU. Without a chip, decode is split, too, and may get slower. With one:",
-            f"  edge-opt convert {result.input} --target SM8750 --force",
+            f"  {shlex.join(command)}",
         )
     if result.model is not None and result.given is not None:
         facts = load_target(target or GENERIC)
