@@ -339,6 +339,10 @@ def test_a_plan_that_is_given_is_carried_out_and_a_grid_that_is_there_is_kept(
     costs = kept_plan["together"], json.loads((output / PLAN).read_text())["together"]
     assert 0 < 2 * costs[0] < costs[1], "rounding more products costs more"
     grids = read_rounded(output).grids
+    monkeypatch.setattr("edge_opt.building.gptq._CORRECTED", np.float32(0))
+    alone, _ = rounded(tmp_path, monkeypatch, tmp_path / "model", plan={"products": every})
+    without = json.loads((alone / PLAN).read_text())["together"]
+    assert costs[1] < 0.7 * without, "later products make up for earlier ones"
     again, told = rounded(tmp_path, monkeypatch, output / CHECKPOINT)
     kept = read_rounded(again).grids
     assert told["notes"][0] == "The checkpoint's weights lie on a 4-bit grid already"
