@@ -32,7 +32,7 @@ _DISK = 22
 """Bytes for each weight: three copies in float32 during the export, and a bundle for each stage."""
 _SECONDS = 500
 """Time for a billion weights, on two cores."""
-_SECONDS_TO_ROUND = 1600
+_SECONDS_TO_ROUND = 1300
 """The same for the stage `round`."""
 _MEMORY_INFO = Path("/proc/meminfo")
 
