@@ -28,7 +28,7 @@ PRODUCTS = {
 """The products of a layer, by the names of their weights; those of one entry read the same input."""
 NAMES = frozenset(chain.from_iterable(PRODUCTS.values()))
 """The last part of the name of each matrix of weights in a layer."""
-# One position in so many is compared: the logits of all would cost as much as the layers.
+# In long texts, one position in so many is compared: the logits of all would cost as much as the layers.
 _EVERY = 2
 
 
@@ -56,11 +56,13 @@ class Harm(NamedTuple):
 class Text:
     """Texts of one length on their way through the layers: `hidden` `[B, T, D]`, and each layer's other arguments.
 
-    `expected` `[B, positions, vocabulary]`, of those to judge by: the logarithms of the original's probabilities.
+    `expected` `[B, positions, vocabulary]`, of those to judge by: the logarithms of the original's probabilities, at
+    one position in `every`.
     """
 
     hidden: Any
     arguments: Sequence[Mapping[str, Any]]
+    every: int = 1
     expected: Any = None
 
     @property
@@ -69,7 +71,7 @@ class Text:
 
         In the second half, as `evaluate` scores: the first positions are a template, and no answer stands there.
         """
-        return slice(self.hidden.shape[1] // 2, None, _EVERY)
+        return slice(self.hidden.shape[1] // 2, None, self.every)
 
 
 def check_family(model: Any) -> None:
@@ -123,7 +125,7 @@ class Network:
         with self._filled(model.model.embed_tokens):
             self._read = [self._text(tokens) for tokens in read]
             self._alone = self._text(alone)
-            self._together = [self._text(tokens) for tokens in together]
+            self._together = [replace(self._text(tokens), every=_EVERY) for tokens in together]
         judged = [self._alone, *self._together]
         moved = [replace(text) for text in judged]
         for number, layer in enumerate(self._layers):
@@ -165,6 +167,7 @@ class Network:
         changed: list[tuple[Product, Text]] = []
         read = [replace(text) for text in self._read]
         judged = replace(self._alone)
+        together = [replace(text) for text in self._together]
         for layer, products in enumerate(self.products):
             progress("measuring", layer, len(self.products))
             with self._filled(self._layers[layer]):
@@ -176,11 +179,11 @@ class Network:
                     with self._holding(layer, grids):
                         self._move(layer, [moved])
                     changed.append((product, moved))
-                self._move(layer, [judged])
+                self._move(layer, [judged, *together])
         moments = self._normed_moments(read)
         with self._filled(self._model.lm_head):
             found = [(product, max(self._harm(text), 0.0)) for product, text in changed]
-            logits = self._logits_harm(Rounder(moments), judged)
+            logits = self._logits_harm(Rounder(moments), together)
             return moments, Harm(found, logits)
 
     def rounded(
@@ -240,19 +243,24 @@ class Network:
             total.add(self._model.model.norm(text.hidden)[0].numpy())
         return total.whole()
 
-    def _logits_harm(self, rounder: Rounder, judged: Text) -> float:
+    def _logits_harm(self, rounder: Rounder, texts: Sequence[Text]) -> float:
         """The harm of 4-bit logits, as the stage `narrow` makes them, by blocks of rows."""
         head = self._model.lm_head.weight
         if len(head) <= KEPT_ROWS:
             return 0.0
         import torch
 
-        states = self._states(judged)
-        logits = [states @ head[:KEPT_ROWS].T]
+        states = [self._states(text) for text in texts]
+        logits = [[one @ head[:KEPT_ROWS].T] for one in states]
         for block in head[KEPT_ROWS:].split(ROWS_AT_ONCE):
             rounded = rounder.rounded(np.asarray(block.detach().numpy(), np.float32))
-            logits.append(states @ torch.from_numpy(rounded.values()).T)
-        return _divergence(judged.expected, torch.cat(logits, -1))
+            columns = torch.from_numpy(rounded.values()).T
+            for one, parts in zip(states, logits, strict=True):
+                parts.append(one @ columns)
+        harms: list[float] = []
+        for text, parts in zip(texts, logits, strict=True):
+            harms.append(_divergence(text.expected, torch.cat(parts, -1)))
+        return fmean(harms)
 
     def _text(self, tokens: Any) -> Text:
         """A text in front of the first layer, with what the model gives to each layer; no layer runs for it."""

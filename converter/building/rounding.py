@@ -48,7 +48,11 @@ _MOST_TOKENS = 10000
 _LEAST_TOKENS = 4000
 _EACH = 4  # one prompt in so many is kept to judge by
 _MOST_JUDGED = 4  # prompts
-_ALONE = 160  # tokens of a prompt to judge each product by; all have as many, so that they run as one batch
+_ALONE = 96
+"""Tokens of a prompt to judge each product by; all have as many, so that they run as one batch.
+
+They only rank the products. SmolLM2-135M, against 160 tokens: the ranks' correlation is 0.96, two thirds of the time.
+"""
 _TOGETHER = 512  # at most, to judge all products by
 _NEAR = 0.85  # of what is allowed, near enough: every plan that is tried is rounded, in minutes
 _GROWTH = 0.95
