@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -218,18 +219,54 @@ def test_the_least_harmful_products_for_their_size_are_chosen_while_together_the
         assert plan.together == (together(plan) if narrow else None)
 
 
-def test_few_plans_are_measured_as_what_they_cost_grows_about_as_the_sum_of_their_harms() -> None:
-    measured = [Choice(layer, "o", 100, 8, 0.0001 * layer) for layer in range(96)]
-    plans: list[Plan] = []
+def narrow_of(plan: Plan) -> set[Choice]:
+    return {one for one in plan.products if one.bits == 4}
 
-    def together(plan: Plan) -> float:
-        plans.append(plan)
-        harm = sum(one.harm for one in plan.products if one.bits == 4)
-        return 0.001 + 0.7 * harm + harm**2
 
-    plan = choose(measured, together, 0.1)
-    assert 0.085 <= (plan.together or 0) <= 0.1
-    assert len(plans) <= 3
+class Rounding:
+    """Costs about the sum of harms; what a product costs depends on the plan that it was rounded in."""
+
+    def __init__(self, cost: Callable[[float], float]) -> None:
+        self.cost = cost
+        self.rounded: list[set[Choice]] = []
+        self.measured = 0
+
+    def together(self, plan: Plan) -> float:
+        self.measured += 1
+        narrow = narrow_of(plan)
+        if not self.rounded or not narrow <= self.rounded[-1]:
+            self.rounded.append(narrow)
+        return (1 + len(self.rounded) / 100) * self.cost(sum(one.harm for one in narrow))
+
+
+@pytest.mark.parametrize(
+    ("cost", "most_rounded"),
+    [
+        (lambda harm: 0.9 * harm, 1),
+        (lambda harm: 1.3 * harm, 1),
+        (lambda harm: 0.6 * harm, 2),
+        (lambda harm: 8 * harm**2, 1),
+    ],
+)
+def test_a_plan_that_costs_rather_too_much_is_rounded_once_and_a_part_of_it_is_taken(
+    cost: Callable[[float], float], most_rounded: int
+) -> None:
+    rounding = Rounding(cost)
+    measured = [Choice(layer, "o", 100, 8, 1e-6 * layer) for layer in range(960)]
+    plan = choose(measured, rounding.together, 0.1)
+    assert plan.together is not None
+    assert 0.095 <= plan.together <= 0.1
+    assert len(rounding.rounded) <= most_rounded
+    assert rounding.measured <= 5
+
+
+def test_what_a_chosen_plan_costs_is_measured_as_it_was_rounded_last() -> None:
+    rounding = Rounding(float)
+    harmful = Choice(1, "o", 100, 8, 0.5)
+    plan = choose([Choice(0, "o", 100, 8, 0.01), harmful], rounding.together, 0.1)
+    assert harmful not in narrow_of(plan)
+    assert len(rounding.rounded) == 2
+    assert plan.together == rounding.together(plan)
 
 
 def test_nothing_is_measured_if_the_logits_alone_cost_more_than_is_allowed() -> None:

@@ -54,11 +54,12 @@ _ALONE = 96
 They only rank the products. SmolLM2-135M, against 160 tokens: the ranks' correlation is 0.96, two thirds of the time.
 """
 _TOGETHER = 512  # at most, to judge all products by
-_NEAR = 0.85  # of what is allowed, near enough: every plan that is tried is rounded, in minutes
-_GROWTH = 0.95
-"""What products cost together over the sum of their harms, until it is measured.
+_NEAR = 0.85  # of what is allowed, near enough to round no larger plan, which takes minutes
+_NEARER = 0.95  # near enough to try no other part of a plan that is rounded
+_GROWTH = 0.85
+"""What products cost together over the sum of their harms, until it is measured; the least of those seen.
 
-0.85 in SmolLM2-135M, 0.93 in Qwen2.5-Coder-0.5B.
+0.85 in SmolLM2-135M, 0.93 in Qwen2.5-Coder-0.5B: the first plan is rather too large, and a part of it is taken.
 """
 _ACTIVATIONS = 0.01
 """Nats that int16 activations cost a bundle, whose weights are measured without them.
@@ -223,26 +224,26 @@ def _measured_plan(
 ) -> Plan:
     """The plan that follows from the harm of each product alone, and of those that are chosen; rounds these."""
     measured = [Choice(one.layer, one.name, one.weights, 8, kl) for one, kl in harm.products]
-    made: Plan | None = None
+    made: set[str] = set()
 
     def together(plan: Plan) -> float:
         nonlocal made
-        made = plan
-        network.rounded(plan.narrow(), rounded.keep, progress)
-        return network.harm_of(network.modules(plan.narrow()), rounded.grid)
+        names = {*network.modules(plan.narrow())}
+        if not names <= made:
+            network.rounded(plan.narrow(), rounded.keep, progress)
+            made = names
+        return network.harm_of(names, rounded.grid)
 
     allowance = allowed_for(ratio)
     plan = choose(measured, together, allowance - harm.logits)
-    if made is not None and made.products != plan.products:
-        network.rounded(plan.narrow(), rounded.keep, progress)
     return replace(plan, allowance=allowance, logits=harm.logits)
 
 
 def choose(measured: Sequence[Choice], together: Callable[[Plan], float], allowance: float) -> Plan:
     """Choose products for 4 bits, those with the least harm for their size first, while together they fit `allowance`.
 
-    `together` rounds a plan and gives what it costs as a whole; it should grow with the number of products. That grows
-    about as the sum of their harms does, so few plans are measured.
+    `together` gives what a plan costs as a whole, and rounds it unless it is part of the last one that was rounded. The
+    cost grows about as the sum of harms does, so a plan that costs too much is rounded first, and a part of it taken.
     """
     ordered = sorted(measured, key=lambda one: one.harm / one.weights)
     sums = [0.0, *accumulate(one.harm for one in ordered)]
@@ -254,19 +255,26 @@ def choose(measured: Sequence[Choice], together: Callable[[Plan], float], allowa
 
     fits = 0
     too_many = len(sums)
-    costs: dict[int, float] = {}
-    growth = _GROWTH
-    while too_many - fits > 1 and costs.get(fits, 0.0) < _NEAR * allowance:
-        guess = bisect_right(sums, allowance / growth) - 1
+    costs = {0: 0.0}
+    near = _NEAR
+    while too_many - fits > 1 and costs[fits] < near * allowance:
+        if too_many in costs:
+            part = (allowance - costs[fits]) / (costs[too_many] - costs[fits])
+            target = sums[fits] + part * (sums[too_many] - sums[fits])
+        else:
+            growth = costs[fits] / sums[fits] if sums[fits] > 0 else 0.0
+            target = allowance / (growth or _GROWTH)
+        guess = bisect_right(sums, target) - 1
         size = min(max(guess, fits + 1), too_many - 1)
         costs[size] = together(plan(size))
         if costs[size] <= allowance:
             fits = size
-        else:
-            too_many = size
-        if min(costs[size], sums[size]) > 0:
-            growth = costs[size] / sums[size]
-    return replace(plan(fits), together=costs.get(fits))
+            continue
+        if too_many not in costs:
+            fits = 0  # the smaller plan's cost was that of another rounding
+        too_many = size
+        near = _NEARER
+    return replace(plan(fits), together=costs[fits] if fits else None)
 
 
 def checked_plan(given: Mapping[str, Any], network: Network) -> Plan:
