@@ -316,7 +316,70 @@ LATENT_OUT = changed(
   %s: float32[4,1,3] = BATCH_MATMUL(%u, float32[4,6,3]{splat 0.25})
   return %s -> \n  return %o""",
 )
+IN_BETWEEN = {
+    "a scale": "%m: float32[1,4,6,8,5] = MUL(%qk, float32(0.5))",
+    "a type": "%m: float16[1,4,6,8,5] = CAST(%qk)",
+}
+DECODE_BY_SUMS = """
+subgraph main (%q: float32[1,4,1,8], %k: float32[1,4,3,8], %v: float32[1,4,3,8]) {
+  %r: float32[1,4,3,8] = REPEAT
+  %m: float32[1,4,3,8] = MUL(%r, %k)
+  %l: float32[1,4,3] = SUM(%m, int32{3})
+  %p: float32[1,4,3] = SOFTMAX(%l) {beta: 1.0}
+  %c: float32[1,4,3,1] = RESHAPE(%p, int32{1, 4, 3, 1})
+  %w: float32[1,4,3,8] = MUL(%c, %v)
+  %t: float32[1,4,8,3] = TRANSPOSE(%w, int32{0, 1, 3, 2})
+  %o: float32[1,4,8] = SUM(%t, int32{3})
+  return %o
+}"""
+FOLDED_ROWS = """
+subgraph main (%x: float32[1,6,20], %k: float32[1,1,8,5], %v: float32[1,1,8,5]) {
+  %h: float32[1,6,4,5] = RESHAPE(%x, int32{1, 6, 4, 5})
+  %t: float32[1,4,6,5] = TRANSPOSE(%h, int32{0, 2, 1, 3})
+  %q: float32[1,1,24,5] = RESHAPE(%t, int32{1, 1, 24, 5})
+  %l: float32[1,1,24,8] = BATCH_MATMUL(%q, %k) {adj_y: true}
+  %p: float32[1,1,24,8] = MUL(%l, float32(0.5))
+  %o: float32[1,1,24,5] = BATCH_MATMUL(%p, %v)
+  return %o
+}"""
+QUERIES_OF_EACH_HEAD = """
+subgraph main (%x: float32[1,1,6,5], %k: float32[1,1,8,5], %v: float32[1,1,8,5]) {
+  %h: float32[1,4,6,5] = MUL(%x, float32[1,4,1,5]{splat 0.5})
+  %q: float32[1,1,24,5] = RESHAPE(%h, int32{1, 1, 24, 5})
+  %l: float32[1,1,24,8] = BATCH_MATMUL(%q, %k) {adj_y: true}
+  %p: float32[1,1,24,8] = SOFTMAX(%l) {beta: 1.0}
+  %o: float32[1,1,24,5] = BATCH_MATMUL(%p, %v)
+  return %o
+}"""
+BY_CONVOLUTION = """
+subgraph main (%q: float32[1,6,1,20], %k: float32[32,1,1,5], %v: float32[1,4,8,5]) {
+  %c: float32[1,6,1,32] = CONV_2D(%q, %k, float32[32]{splat 0.0}) {padding: 1, stride_w: 1, stride_h: 1}
+  %r: float32[1,6,4,8] = RESHAPE(%c, int32{1, 6, 4, 8})
+  %l: float32[1,4,6,8] = TRANSPOSE(%r, int32{0, 2, 1, 3})
+  %p: float32[1,4,6,8] = SOFTMAX(%l) {beta: 1.0}
+  %o: float32[1,4,6,5] = BATCH_MATMUL(%p, %v)
+  return %o
+}"""
 SKIPPED = {
+    **{
+        f"scores written as MUL and SUM, with {what} in between": (
+            attention_text(scores=changed(SUMMED_SCORES, f"  %l: ->   {line}\n  %l:", "SUM(%qk -> SUM(%m")),
+            "pattern", "at SUM",
+        )
+        for what, line in IN_BETWEEN.items()
+    },
+    "a distance of queries and keys": (
+        attention_text(scores=changed(SUMMED_SCORES, "MUL -> SQUARED_DIFFERENCE")), "pattern", "at SUM",
+    ),
+    "queries that are repeated for the keys": (
+        changed(DECODE_BY_SUMS, "REPEAT -> CONCATENATION(%q, %q, %q) {axis: 2}"), "pattern", "at SUM",
+    ),
+    "queries that are multiplied by ones for the keys": (
+        changed(DECODE_BY_SUMS, "REPEAT -> MUL(%q, float32[1,4,3,8]{splat 1.0})"), "pattern", "at SUM",
+    ),
+    "linear attention of heads that lie in rows": (FOLDED_ROWS, "pattern", "linear attention"),
+    "rows that are a query for each head": (QUERIES_OF_EACH_HEAD, "heads", "tensor 'h'"),
+    "scores of a convolution with computed weights": (BY_CONVOLUTION, "operator", "CONV_2D"),
     "a branch of IF": (IN_A_BRANCH, "pattern", "in a graph that it calls"),
     "a branch of IF without a SOFTMAX": (
         BRANCHES.replace("CALLING", "IF(%c, %q, %k, %v) {then_subgraph_index: 1, else_subgraph_index: 1}")
@@ -494,6 +557,42 @@ def test_a_softmax_without_several_heads_needs_no_conversion(text: str, why: str
     assert (site.status, site.why) == ("nothing to do", why)
 
 
+HEADS_OUTSIDE = """
+subgraph main (%x: float32[1,6,20]) {
+  %h: float32[1,6,4,5] = RESHAPE(%x, int32{1, 6, 4, 5})
+  %q: float32[4,1,6,5] = TRANSPOSE(%h, int32{2, 0, 1, 3})
+  %l: float32[4,1,6,6] = BATCH_MATMUL(%q, %q) {adj_y: true}
+  %p: float32[4,1,6,6] = SOFTMAX(%l) {beta: 1.0}
+  %a: float32[4,1,6,5] = BATCH_MATMUL(%p, %q)
+TAIL
+  return %o
+}"""
+TAILS = {
+    "summed": "  %o: float32[1,6,5] = MEAN(%a, int32{0})",
+    "turned": "  %o: float32[1,4,6,5] = TRANSPOSE(%a, int32{1, 0, 2, 3})",
+    "as they are": "  %o: float32[4,1,6,5] = ABS(%a)",
+}
+OWN_WEIGHTS = """
+subgraph main (%q: float32[4,1,6,5], %k: float32[4,1,8,5], %v: float32[4,1,8,5]) {
+  %l: float32[4,1,6,8] = BATCH_MATMUL(%q, %k) {adj_y: true}
+  %p: float32[4,1,6,8] = SOFTMAX(%l) {beta: 1.0}
+  %a: float32[4,1,6,5] = BATCH_MATMUL(%p, %v)
+  %b: float32[4,1,6,7] = BATCH_MATMUL(%a, float32[4,1,5,7]{splat 0.5})
+  %o: float32[1,6,7] = SUM(%b, int32{0})
+  return %o
+}"""
+TWO_MERGES = """
+subgraph main (%x: float32[1,6,20]) {
+  %h: float32[1,6,2,2,5] = RESHAPE(%x, int32{1, 6, 2, 2, 5})
+  %q: float32[1,2,2,6,5] = TRANSPOSE(%h, int32{0, 2, 3, 1, 4})
+  %l: float32[1,2,2,6,6] = BATCH_MATMUL(%q, %q) {adj_y: true}
+  %p: float32[1,2,2,6,6] = SOFTMAX(%l) {beta: 1.0}
+  %a: float32[1,2,2,6,5] = BATCH_MATMUL(%p, %q)
+  %t: float32[1,2,6,2,5] = TRANSPOSE(%a, int32{0, 1, 3, 2, 4})
+  %r: float32[1,2,6,10] = RESHAPE(%t, int32{1, 2, 6, 10})
+  %o: float32[1,6,20] = LAST
+  return %o
+}"""
 FOUND = {
     "rows divided behind the value product": attention_text(
         softmax="""  %p: float32[1,4,6,8] = RELU(%l)
@@ -501,7 +600,30 @@ FOUND = {
         values="  %z: float32[1,4,6,5] = BATCH_MATMUL(%p, %v)\n  %o: float32[1,4,6,5] = DIV(%z, %n)",
     ),
     "a latent that all heads read": LATENT,
-}
+    **{f"heads outside the batch, {way}": HEADS_OUTSIDE.replace("TAIL", tail) for way, tail in TAILS.items()},
+    "heads with weights of their own": OWN_WEIGHTS,
+    "scores that are added to queries": changed(
+        attention_text(
+            scores="""  %m: float32[1,4,6,5] = BATCH_MATMUL(%q, %k)
+  %l: float32[1,4,6,5] = ADD(%m, %q)""",
+            softmax=SIGMOID,
+        ),
+        "[1,4,8,5] -> [1,4,5,5]",
+        "%p: float32[1,4,6,8] -> %p: float32[1,4,6,5]",
+    ),
+    "groups that are merged before the heads of keys": changed(
+        TWO_MERGES,
+        """  %o: float32[1,6,20] -> %u: float32[1,6,2,10] = TRANSPOSE(%r, int32{0, 2, 1, 3})
+  %o: float32[1,6,20]""",
+        "LAST -> RESHAPE(%u, int32{1, 6, 20})",
+    ),
+    "groups that are merged, and heads of keys that are summed": changed(
+        TWO_MERGES,
+        """  %o: float32[1,6,20] -> %u: float32[1,2,6,20] = BATCH_MATMUL(%r, float32[1,2,10,20]{splat 0.5})
+  %o: float32[1,6,20]""",
+        "LAST -> SUM(%u, int32{1})",
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", FOUND)
@@ -585,6 +707,22 @@ def test_composites_with_attention_are_opened_however_deep(text: str) -> None:
         "converted"
     }
     assert all(operator.name != "STABLEHLO_COMPOSITE" for operator in model.subgraphs[0].operators)
+
+
+def test_a_constant_bias_does_not_make_a_product_of_activations_one_with_weights() -> None:
+    text = """
+subgraph main (%q: float32[24,5], %k: float32[8,5], %v: float32[5,8]) {
+  %o: float32[24,5] = STABLEHLO_COMPOSITE(%q, %k, %v, float32[8]{splat 0.5}) {decomposition_subgraph_index: 1}
+  return %o
+}
+subgraph body (%q: float32[24,5], %k: float32[8,5], %v: float32[5,8], %b: float32[8]) {
+  %l: float32[24,8] = FULLY_CONNECTED(%q, %k, %b)
+  %p: float32[24,8] = SOFTMAX(%l) {beta: 1.0}
+  %o: float32[24,5] = FULLY_CONNECTED(%p, %v, none)
+  return %o
+}"""
+    (site,) = convert(parse(text), verify="none", skip="inline_composites").sites
+    assert (site.status, site.why) == ("skipped", "pattern")
 
 
 FOLDED_INTO_ROWS = """

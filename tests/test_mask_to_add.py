@@ -311,6 +311,12 @@ UNKNOWN = {
         FLAGS,
         [f"%low: {FLOATS} = SELECT_V2(%flags, %q, float32(-1e9))", f"%other: {FLOATS} = BATCH_MATMUL(%low, %k)"],
     ),
+    "a mask in the keys": (
+        f"%padding: float32[1,{N},1,{S}]",
+        [f"%wide: float32[1,{N},{T},{S + 1}] = CONCATENATION(%q, float32[1,{N},{T},1]{{splat 1.0}}) {{axis: 3}}",
+         f"%both: float32[1,{N},{S + 1},{S}] = CONCATENATION(%k, %padding) {{axis: 2}}",
+         f"%other: {FLOATS} = BATCH_MATMUL(%wide, %both)"],
+    ),
     "a bias that comes in": (
         f"%padding: float32[{S}]", [FLATTENED, f"%plus: {FLAT} = FULLY_CONNECTED(%rows, %k, %padding)", APART]
     ),

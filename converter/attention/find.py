@@ -20,12 +20,14 @@ from edge_opt.attention.around import (
     products_around,
     value_products,
 )
+from edge_opt.attention.axes import has_known_axes
 from edge_opt.attention.block import Block, Match, NotABlock
+from edge_opt.attention.factors import Factor
 from edge_opt.attention.heads import HeadSearch
 from edge_opt.attention.labelled import Labelled
 from edge_opt.attention.labels import DEEPEST, OperandFactors, Trace, trace_heads
-from edge_opt.attention.pairs import Pair, pairs_among
-from edge_opt.attention.rules import MOVEMENT, is_product
+from edge_opt.attention.pairs import Pair, Product, pairs_among
+from edge_opt.attention.rules import MOVEMENT, is_product, is_weight
 from edge_opt.ir import Operator, Subgraph
 from edge_opt.ir.operators import KINDS, Effect, operators_that
 from edge_opt.ir.refusal import RefusedError, Why
@@ -104,7 +106,7 @@ def _without_values(softmax: Operator, below: Below, above: Above) -> NotABlock:
         raise RefusedError(
             Why.OPERATOR, "an operator with unknown effects reads the probabilities", blocker
         )
-    if blocker is not None and above.products:
+    if blocker is not None and (above.products or _multiplies_activations(blocker)):
         raise RefusedError(
             Why.OPERATOR, "the probabilities cannot be followed through this operator", blocker
         )
@@ -114,9 +116,19 @@ def _without_values(softmax: Operator, below: Below, above: Above) -> NotABlock:
 def _without_scores(softmax: Operator, above: Above) -> NotABlock:
     """The match of a SOFTMAX behind no product of queries and keys; raises RefusedError if there may be one."""
     end = above.ends[0] if above.ends else None
-    if any(operator.name not in _PROJECTIONS for operator in above.ends):
+    if not all(map(_is_projection, above.ends)):
         raise RefusedError(Why.OPERATOR, "the scores cannot be followed through this operator", end)
     return _no_attention(softmax, "no product of queries and keys leads to this SOFTMAX", end)
+
+
+def _is_projection(operator: Operator) -> bool:
+    """True for a product with weights, which sums what it reads."""
+    return operator.name in _PROJECTIONS and is_weight(operator.input(1))
+
+
+def _multiplies_activations(operator: Operator) -> bool:
+    """True for a product with weights that are computed."""
+    return operator.name in _PROJECTIONS and not _is_projection(operator)
 
 
 def _no_attention(softmax: Operator, text: str, end: Operator | None) -> NotABlock:
@@ -240,8 +252,9 @@ def _unexplained(pairs: Iterable[Pair], found: Mapping[Operator, Match]) -> Iter
             )
         elif match.is_attention:
             skipped |= products_around(anchor)
+    operands = OperandFactors()
     for pair in pairs:
-        if not _may_be_attention(pair, in_blocks):
+        if not _may_be_attention(pair, in_blocks, operands):
             continue
         operators = {end.operator for end in pair.products}
         if skipped.isdisjoint(operators):
@@ -250,17 +263,32 @@ def _unexplained(pairs: Iterable[Pair], found: Mapping[Operator, Match]) -> Iter
         skipped |= operators
 
 
-def _may_be_attention(pair: Pair, in_blocks: Container[Operator]) -> bool:
+def _may_be_attention(pair: Pair, in_blocks: Container[Operator], operands: OperandFactors) -> bool:
     """True if the products of a pair that are in no block may hold several heads."""
     left = [end for end in pair.products if end.operator not in in_blocks]
     if len(left) == 1 and left[0].is_outer:
         return False  # writes keys or values into a cache, at positions that are ones and zeros
-    if any(end.several for end in left):
+    if any(end.several or _has_heads_in_rows(end, operands) for end in left):
         return True
     if not left or pair.mixed is None:
         return False
     # A product with weights that a block took for one of queries and keys may be what mixes the heads.
     return len(left) == 2 or pair.mixed in in_blocks or (pair.is_mixed and not pair.lost)
+
+
+def _has_heads_in_rows(product: Product, operands: OperandFactors) -> bool:
+    """True if rows of a product were cut from the channels: `[1, T, (N)(H)] -> [1, 1, (N)(T), H]`."""
+    result = product.operator.outputs[0]
+    axis = len(result.shape) - 2
+    if axis < 0 or not has_known_axes(product.operator):
+        return False
+    rows = Labelled(result, fx.labelled_axis(result.shape, axis, Factor(result.shape[axis], 1)))
+    for of in operands.upwards(operands.above(rows).values(), is_product):
+        if of.tensor.is_constant or not operands.is_end(of, is_product):
+            continue
+        if any(fx.tells_heads(axis) and not fx.only_labels(axis) for axis in of.factored[1:]):
+            return True
+    return False
 
 
 def _no_attention_above(values: Operator, found: Mapping[Operator, Match]) -> Operator | None:

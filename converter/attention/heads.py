@@ -19,7 +19,7 @@ from edge_opt.attention.around import tail_of
 from edge_opt.attention.factors import Axis, Factor, Factored
 from edge_opt.attention.labelled import Labelled
 from edge_opt.attention.labels import DEEPEST, OperandFactors, ValueProducts
-from edge_opt.attention.rules import is_product
+from edge_opt.attention.rules import ELEMENTWISE, is_product, is_weight
 from edge_opt.ir import Operator, Shape, Tensor
 from edge_opt.ir.operators import Effect, operators_that
 from edge_opt.ir.refusal import RefusedError, Why
@@ -80,24 +80,23 @@ class HeadSearch:
         for product, operand in self.values.items():
             if product.outputs[0].shape[-1 - operand] != size:
                 return None
-        unmerged: list[Labelled] = []
+        found: dict[bool, list[Labelled]] = {True: [], False: []}
         for tensor in self._tail:
             width = tensor.shape[-1] if tensor.shape else 1
             merged = width > size
             count = width // size if merged else (1, 1, *tensor.shape)[-2]
             if width % size or count == 1 or not self._are_heads(tensor, count, merged=merged):
                 continue
-            found = Labelled(tensor, _beside(tensor, Factor(count, 1), Factor(size), merged=merged))
-            if merged:
-                return found
-            unmerged.append(found)
-        return max(unmerged, key=lambda of: of.pieces, default=None)
+            factored = _beside(tensor, Factor(count, 1), Factor(size), merged=merged)
+            found[merged].append(Labelled(tensor, factored))
+        return max(found[True] or found[False], key=lambda of: of.pieces, default=None)
 
     def _are_heads(self, tensor: Tensor, count: int, *, merged: bool) -> bool:
         """True if the `count` digits left of the head size are heads: batch axes of a product, then a part of its rows.
 
         In the other order they are the sequence, as in `[B, T*N*H]`. If unmerged, inner rows are the sequence, too, and
-        batch axes that do not lie in the outermost axis are more heads.
+        batch axes that do not lie in the outermost axis are more heads. If merged, other axes are windows, unless they
+        were cut from the channels.
         """
         size = self._head_size
         # The batch, the digits and the steps of the head size are numbered together, so none is mistaken for another.
@@ -114,6 +113,9 @@ class HeadSearch:
         rows = own[self._rows]
         in_rows = [digit in digits for digit in rows]
         if merged:
+            others = [axis for axis in range(len(own) - 2) if not set(digits) & set(own[axis])]
+            if any(map(self._is_of_channels, others)):
+                return False
             if in_rows and all(in_rows):
                 self._check_merged(rows)
             return True
@@ -142,7 +144,12 @@ class HeadSearch:
         elif len(self.values) > 1 and math.prod(lead) > 1:
             text = "the probabilities weigh several values, and these products are never summed"
             raise RefusedError(Why.PATTERN, text, self.softmax)
-        axes = self._heads_of_axis(output) if len(lead) == 1 else _heads_of_axes(lead)
+        if self._has_own_weights() or (len(lead) > 1 and self._is_of_channels(0)):
+            axes = _heads_of_axes(lead, 0)
+        elif len(lead) == 1:
+            axes = self._heads_of_axis(output)
+        else:
+            axes = _heads_of_axes(lead, 1)
         found = Labelled(output, axes + fx.plain(output.shape[-2:]))
         if found.pieces == 1:
             return None
@@ -160,6 +167,40 @@ class HeadSearch:
             batches.append(fx.axis_size(fx.leading(source.factored[0])))
         batch = min(batches, default=1)
         return (tuple(fx.merge_neighbours((Factor(batch), Factor(size // batch, 1)))),)
+
+    def _is_of_channels(self, axis: int) -> bool:
+        """True if an axis was cut from the channels, as heads are: in a source, it lies left of the head size.
+
+        `[B, T, (N)(H)] -> [N, B, T, H]`: no batch. Windows are cut from rows.
+        """
+        size = self._head_size
+        count = self._product.shape[axis]
+        if count == 1 or size == 1:
+            return False
+        layout = list(fx.plain(self._product.shape))
+        layout[self._columns] = (Factor(size, 1),)
+        layout[axis] = (Factor(count, 2 * size),)  # side by side, both stay apart
+        result = Labelled(self._product, tuple(layout))
+        values = self.operands.above(result)[1 - self.values[result.operator]]
+        for source in self.operands.upwards([values], is_product):
+            if source.tensor.is_constant or not self.operands.is_end(source, is_product):
+                continue
+            for factors in source.factored:
+                strides = {factor.stride >= size for factor in factors if factor.stride}
+                if len(strides) == 2:
+                    return True
+        return False
+
+    def _has_own_weights(self) -> bool:
+        """True if each step of the outermost axis has weights of its own behind it, which no batch has."""
+        for tensor in self._tail:
+            if tensor.shape[:-2] != self._product.shape[:-2]:
+                continue
+            for reader in tensor.consumers:
+                weights = any(is_weight(other) for other in reader.given if other is not tensor)
+                if weights and fx.tells_heads(_own_matrices(reader, tensor)[0]):
+                    return True
+        return False
 
     # Before matrices of their own
 
@@ -200,6 +241,7 @@ class HeadSearch:
                 yield of  # logits at `[B, N, T, S]`
         above = list(self._above_queries(weights, self.operands.clear))
         yield from filter(_has_own_matrices, above)
+        yield from filter(_is_repeated_for_constants, above)
         for of in self._sources(above):
             if any(fx.tells_heads(axis) and not fx.only_labels(axis) for axis in of.factored[1:]):
                 yield of  # `[1, T, (N)(H)]`
@@ -241,10 +283,10 @@ class HeadSearch:
         yield from self.operands.upwards(starts, is_product, known)
 
 
-def _heads_of_axes(lead: Shape) -> Factored:
-    """The layout of several batch axes, `[B, (K), (G)]`: the outermost one is the model's batch."""
-    heads = (Factor(math.prod(lead[1:]), 1),)
-    return fx.plain(lead[:1]) + (fx.regroup((heads,), lead[1:]) or ())
+def _heads_of_axes(lead: Shape, batch: int) -> Factored:
+    """The layout of several batch axes, `[B, (K), (G)]`, of which the outermost `batch` are the model's."""
+    heads = (Factor(math.prod(lead[batch:]), 1),)
+    return fx.plain(lead[:batch]) + (fx.regroup((heads,), lead[batch:]) or ())
 
 
 def _beside(tensor: Tensor, heads: Factor, columns: Factor, *, merged: bool) -> Factored:
@@ -270,6 +312,21 @@ def _repeats(of: Labelled) -> bool:
     if len(set(operator.inputs)) == len(operator.inputs):
         return False
     return fx.tells_heads(of.factored[int(operator.option("axis"))])
+
+
+def _is_repeated_for_constants(of: Labelled) -> bool:
+    """True if rows are a tensor's rows repeated for each step of a constant: `[1, 1, T, C] * [1, N, 1, C]`."""
+    axes = fx.labelled_axes(of.factored)
+    made = of.tensor.producer
+    if made is None or len(axes) < 2 or made.name not in ELEMENTWISE:
+        return False
+    activations = [tensor for tensor in made.given if not is_weight(tensor)]
+    for axis in axes:
+        from_right = axis - len(of.factored)
+        sizes = [(1,) * -from_right + tensor.shape for tensor in activations]
+        if all(shape[from_right] == 1 for shape in sizes):
+            return True
+    return False
 
 
 def _own_matrices(product: Operator, tensor: Tensor) -> Factored:

@@ -12,13 +12,19 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple, TypeAlias
 
-from edge_opt.attention.axes import Axes, contracted_axis, has_known_axes, moved_axes, on_axes
+from edge_opt.attention.axes import (
+    Axes,
+    axes_behind,
+    contracted_axis,
+    has_known_axes,
+    moved_axes,
+    on_axes,
+)
 from edge_opt.attention.rules import MOVEMENT, is_weight, multiplies_activations
 from edge_opt.ir import Operator, Shape, Tensor
 from edge_opt.ir.operators import KINDS, Effect, operators_that
 from edge_opt.ir.refusal import Reason, RefusedError, Why
-from edge_opt.ir.walk import look_through, walked
-from edge_opt.shapes.rules import small_value
+from edge_opt.ir.walk import MOST_MOVES, look_through, walked
 
 _FARTHEST = 120
 """Maximum number of operators that are looked at behind one product."""
@@ -26,6 +32,9 @@ _FARTHEST = 120
 _SUMMING = frozenset({Effect.REDUCTION, Effect.PRODUCT, Effect.CONVOLUTION})
 _SUMMING_OPERATORS = operators_that(*_SUMMING)
 _RETYPING = frozenset({"CAST", "QUANTIZE", "DEQUANTIZE"})
+_MULTIPLYING = frozenset({"MUL", "SQUARED_DIFFERENCE"})
+_KEEPING = MOVEMENT | _RETYPING | {"MUL", "DIV", "NEG"}
+_JOINING = operators_that(Effect.JOINING)
 _UNKNOWN = "CUSTOM"
 _Groups: TypeAlias = tuple[Axes, ...]
 
@@ -123,39 +132,83 @@ def _wide(shape: Shape, *groups: Iterable[int]) -> _Groups:
 def _sum_of_products(operator: Operator) -> Product | None:
     """A SUM over the elements of two activations, of which one is repeated for the other's rows or columns.
 
-    `SUM([.., M, 1, C] * [.., 1, N, C]) -> [.., M, N]`.
+    `SUM([.., M, 1, C] * [.., 1, N, C]) -> [.., M, N]`. In between, numbers may be scaled and rearranged.
     """
-    factors = look_through(operator.input(0), _RETYPING)[0].producer
-    summed = small_value(operator.inputs[1]) if len(operator.inputs) > 1 else None
-    if factors is None or factors.name != "MUL" or summed is None:
-        return None
-    if not has_known_axes(operator) or not has_known_axes(factors):
-        return None
-    if any(tensor is None or is_weight(tensor) for tensor in factors.inputs):
+    factors, passed = _factors_of(operator)
+    if factors is None or not all(map(has_known_axes, (operator, factors, *passed))):
         return None
     rank = len(factors.outputs[0].shape)
     left = _repeated_shape(factors.input(0), rank)
     right = _repeated_shape(factors.input(1), rank)
-    contracted = {int(axis) % rank for axis in summed.ravel()}
+    places = [_axes_in_sum(operator, factors, passed, axis) for axis in range(rank)]
+    sizes = factors.outputs[0].shape
+    contracted = [axis for axis in range(rank) if sizes[axis] > 1 and not places[axis]]
     kept = [axis for axis in range(rank) if axis not in contracted]
     rows = [axis for axis in kept if right[axis] == 1]
     columns = [axis for axis in kept if left[axis] == 1]
-    matrix = _wide(left, rows) + _wide(right, columns)
-    if not matrix or all(1 in (left[axis], right[axis]) for axis in contracted):
+    groups = _wide(left, rows) + _wide(right, columns)
+    if not groups or all(1 in (left[axis], right[axis]) for axis in contracted):
         return None  # a weighted mean, a norm
     lead = [1 if axis in (*rows, *columns) else left[axis] for axis in kept]
-    several = len(matrix) > 1 or len(matrix[0]) > 1 or _has_several(tuple(lead), len(kept))
-    if not operator.option("keep_dims"):
-        matrix = tuple(frozenset(map(kept.index, axes)) for axes in matrix)
+    several = len(groups) > 1 or len(groups[0]) > 1 or _has_several(tuple(lead), len(kept))
+    matrix = tuple(on_axes(places, axes) for axes in groups)
     return Product(operator, matrix, several)
 
 
+def _factors_of(summed: Operator) -> tuple[Operator | None, list[Operator]]:
+    """The operator that multiplies, or compares, two activations for a SUM, and those between the two, from it on."""
+    passed: list[Operator] = []
+    operator = summed.input(0).producer
+    while operator is not None and len(passed) < MOST_MOVES:
+        activations = _activations(operator)
+        if operator.name in _MULTIPLYING and len(activations) > 1:
+            return operator, passed
+        if operator.name not in _KEEPING or len(activations) != 1:
+            break
+        passed.insert(0, operator)
+        operator = activations[0].producer
+    return None, []
+
+
+def _activations(operator: Operator) -> list[Tensor]:
+    """The operands of an operator that are neither weights nor single numbers."""
+    return [tensor for tensor in operator.given if tensor.elements > 1 and not is_weight(tensor)]
+
+
+def _axes_in_sum(
+    summed: Operator, factors: Operator, passed: Iterable[Operator], axis: int
+) -> Axes:
+    """The axes of a SUM's result on which an axis of its factors lies."""
+    axes: Axes = frozenset({axis})
+    tensor = factors.outputs[0]
+    for operator in (*passed, summed):
+        axes = axes_behind(operator, tensor, axes)
+        tensor = operator.outputs[0]
+    return axes
+
+
 def _repeated_shape(tensor: Tensor, rank: int) -> Shape:
-    """The shape of a factor with `rank` axes, before a BROADCAST_TO or TILE."""
-    maker = tensor.producer
-    if maker is not None and maker.name in ("BROADCAST_TO", "TILE"):
-        tensor = maker.input(0)
+    """The shape of a factor with `rank` axes, before it is repeated."""
+    for _ in range(MOST_MOVES):
+        source = _repeated(tensor.producer)
+        if source is None:
+            break
+        tensor = source
     return (1,) * (rank - len(tensor.shape)) + tensor.shape
+
+
+def _repeated(operator: Operator | None) -> Tensor | None:
+    """The tensor that an operator repeats: on purpose, by joining it to itself, or for each number of a constant."""
+    if operator is None:
+        return None
+    if operator.name in ("BROADCAST_TO", "TILE"):
+        return operator.input(0)
+    sources = set(operator.given)
+    if operator.name in ("ADD", "MUL"):
+        sources = {source for source in sources if not is_weight(source)}
+    elif operator.name not in _JOINING:
+        return None
+    return sources.pop() if len(sources) == 1 else None
 
 
 def pairs_among(operators: Iterable[Operator]) -> Iterator[Pair]:
@@ -167,20 +220,23 @@ def pairs_among(operators: Iterable[Operator]) -> Iterator[Pair]:
             products[operator] = product
     through = cache(_through)  # once heads are joined, the ways of their products are the same
     for product in products.values():
-        if not _is_residual(product.operator):
+        if not _is_residual(product):
             yield from _reached(product, products, through)
 
 
-def _is_residual(product: Operator) -> bool:
+def _is_residual(product: Product) -> bool:
     """True if a product is added to what it was made of, `x + x A`: a step of a residual stream, no scores."""
-    own = {_origin(tensor) for tensor in product.inputs[:2]}
+    operator = product.operator
+    if product.several and len(operator.outputs[0].shape) > 3:
+        return False  # several matrices besides the batch: heads, which have no stream of their own
+    own = {_origin(tensor) for tensor in operator.inputs[:2]}
 
     def behind(tensor: Tensor) -> Iterator[Tensor]:
         for reader in tensor.consumers:
             if reader.name in MOVEMENT:
                 yield from reader.outputs
 
-    for tensor in walked(product.outputs[:1], behind, _FARTHEST):
+    for tensor in walked(operator.outputs[:1], behind, _FARTHEST):
         for reader in tensor.consumers:
             if reader.name == "ADD" and not own.isdisjoint(map(_origin, reader.inputs)):
                 return True

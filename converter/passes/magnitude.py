@@ -23,6 +23,7 @@ _MOVES = operators_that(
     Effect.REARRANGING, Effect.CUTTING, Effect.JOINING, Effect.REPEATING, Effect.PADDING
 )
 _COPYING = _MOVES | {"CAST"}
+_JOINING = operators_that(Effect.JOINING)
 
 
 class Magnitude(NamedTuple):
@@ -93,6 +94,8 @@ def _magnitude(node: _Node, read: Sequence[Magnitude]) -> Magnitude:
     if tensor.is_constant:
         return _of_constant(tensor)
     if node.is_operand:
+        if _carries_a_constant(tensor, read):
+            return _up_to(math.inf, tensor)
         largest = _largest([_up_to(1.0, tensor), *read])
         return largest._replace(is_fixed=bool(read) and all(each.is_fixed for each in read))
     maker = tensor.producer
@@ -103,6 +106,14 @@ def _magnitude(node: _Node, read: Sequence[Magnitude]) -> Magnitude:
     if not read:
         return _up_to(math.inf, tensor)
     return _of_product(*read) if multiplies_activations(maker) else _RULES[maker.name](read)
+
+
+def _carries_a_constant(operand: Tensor, parts: Sequence[Magnitude]) -> bool:
+    """True if an operand is joined of activations and numbers: `[q, 1] x [k, mask]` adds a mask."""
+    maker = operand.producer
+    if maker is None or maker.name not in _JOINING:
+        return False
+    return any(part.is_fixed and part.most > 0 for part in parts)
 
 
 def _of_constant(tensor: Tensor) -> Magnitude:

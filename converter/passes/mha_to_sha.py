@@ -108,7 +108,9 @@ def _may_attend(graph: Subgraph, arguments: Sequence[Tensor | None]) -> bool:
     """True if a called graph may hold attention of several heads, or a part of it; `arguments` are its known inputs."""
     pairs = zip(graph.inputs, arguments, strict=False)
     weights = {own for own, given in pairs if given is not None and given.is_constant}
-    candidates = [operator for operator in graph.operators if weights.isdisjoint(operator.inputs)]
+    candidates = [
+        operator for operator in graph.operators if weights.isdisjoint(operator.inputs[:2])
+    ]
     products = list(filter(None, map(product_of, candidates)))
     if not products:
         return False
