@@ -104,7 +104,7 @@ def test_what_did_not_change_is_said_once_and_that_nothing_was_found_is_said_too
     tmp_path: Path,
 ) -> None:
     done = convert(DEMO, signatures="decode", verify="none", dry_run=True)
-    assert "| prefill_8 | 122 | 0 of 0 | 5.00 KiB |" in conversion_report(done).render(".md")
+    assert "| prefill_8 | 122 | not chosen | 5.00 KiB |" in conversion_report(done).render(".md")
     empty = report(written(tmp_path, NO_ATTENTION))
     assert empty.example is None
     for suffix in (".md", ".html"):

@@ -40,7 +40,8 @@ class DifferenceFoundError(EdgeOptError):
 class SignatureSummary:
     """One entry point before and after, with the bytes of its largest intermediate tensor.
 
-    `shares` names the other signatures that run the same subgraph, and so change too.
+    `shares` names the other signatures that run the same subgraph, and so change too. In one that was not `chosen`,
+    attention was not looked for.
     """
 
     name: str
@@ -51,6 +52,7 @@ class SignatureSummary:
     blocks: int
     blocks_converted: int
     shares: tuple[str, ...] = ()
+    chosen: bool = True
 
 
 @dataclass(slots=True, repr=False)
@@ -236,7 +238,8 @@ def entry_points(result: ConversionResult) -> list[tuple[str, ...]]:
         largest = _change(
             size(one.largest_tensor_bytes_before), size(one.largest_tensor_bytes_after)
         )
-        rows.append((name, operators, f"{one.blocks_converted} of {one.blocks}", largest))
+        blocks = f"{one.blocks_converted} of {one.blocks}" if one.chosen else "not chosen"
+        rows.append((name, operators, blocks, largest))
     return rows
 
 

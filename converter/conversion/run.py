@@ -358,6 +358,7 @@ def _summaries(
             len(blocks),
             blocks.count(Status.CONVERTED),
             tuple(map(part.signature, others)),
+            graph in owners,
         )
 
 
