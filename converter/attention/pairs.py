@@ -34,7 +34,6 @@ _SUMMING_OPERATORS = operators_that(*_SUMMING)
 _RETYPING = frozenset({"CAST", "QUANTIZE", "DEQUANTIZE"})
 _MULTIPLYING = frozenset({"MUL", "SQUARED_DIFFERENCE"})
 _KEEPING = MOVEMENT | _RETYPING | {"MUL", "DIV", "NEG"}
-_JOINING = operators_that(Effect.JOINING)
 _UNKNOWN = "CUSTOM"
 _Groups: TypeAlias = tuple[Axes, ...]
 
@@ -206,7 +205,7 @@ def _repeated(operator: Operator | None) -> Tensor | None:
     sources = set(operator.given)
     if operator.name in ("ADD", "MUL"):
         sources = {source for source in sources if not is_weight(source)}
-    elif operator.name not in _JOINING:
+    elif operator.name != "CONCATENATION":
         return None
     return sources.pop() if len(sources) == 1 else None
 
