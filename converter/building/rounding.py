@@ -244,6 +244,7 @@ def choose(measured: Sequence[Choice], together: Callable[[Plan], float], allowa
 
     `together` gives what a plan costs as a whole, and rounds it unless it is part of the last one that was rounded. The
     cost grows about as the sum of harms does, so a plan that costs too much is rounded first, and a part of it taken.
+    In SmolLM2-135M, 66 products cost 0.0339 nats as a part of 74, 0.0343 as a part of 70.
     """
     ordered = sorted(measured, key=lambda one: one.harm / one.weights)
     sums = [0.0, *accumulate(one.harm for one in ordered)]
