@@ -14,8 +14,10 @@ from edge_opt.attention.around import find_mask
 from edge_opt.attention.find import find_blocks
 from edge_opt.attention.positions import find_rotary
 from edge_opt.conversion import ConversionResult, convert
+from edge_opt.inspection import inspect
 from edge_opt.ir import Model, Subgraph, load, to_bytes, walk
 from edge_opt.ir.parse import parse
+from edge_opt.npu import parts as npu_parts
 from edge_opt.passes import Status
 from edge_opt.schema import new_table
 
@@ -104,6 +106,32 @@ def test_a_result_whose_rank_the_file_leaves_out_does_no_harm(operator: int) -> 
     result = model.subgraphs[0].operators[operator].output
     result.shape, result.table = (), new_table("Tensor", has_rank=False)
     assert not any(site.is_bug for site in converted(model).sites)
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        ("IF(%c) {then_subgraph_index: 1, else_subgraph_index: 1}", "IF 0"),
+        ("CALL_ONCE() {init_subgraph_index: 1}", "CALL_ONCE 0"),
+    ],
+)
+def test_an_operator_without_outputs_is_named_by_its_place(call: str, named: str) -> None:
+    handle = "resource[] = VAR_HANDLE() {container: '', shared_name: 'v'}"
+    body = f"""subgraph branch () {{
+      %h: {handle}
+      %q: float32[1,4,6,8] = READ_VARIABLE(%h)
+      %l: float32[1,4,6,6] = BATCH_MATMUL(%q, %q) {{adj_y: true}}
+      %p: float32[1,4,6,6] = SOFTMAX(%l) {{beta: 1.0}}
+      %a: float32[1,4,6,8] = BATCH_MATMUL(%p, %q)
+      ASSIGN_VARIABLE(%h, %a)
+      return
+    }}"""
+    main = f"subgraph main (%c: bool[]) {{ {call} %h: {handle} %o: float32[1,4,6,8] = READ_VARIABLE(%h) return %o }}"
+    model = parse(f"{main} {body}")
+    (site,) = converted(model).sites
+    assert (site.operator, site.status) == (named, Status.SKIPPED)
+    assert inspect(to_bytes(model)).sites[0].operator == named
+    assert not list(npu_parts._points(model, "main"))
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -271,7 +271,7 @@ def _node_data(sites: Iterable[Verdict], makers: Mapping[str, tuple[str, str]]) 
     for site in sites:
         name = f"{site.pass_name} #{site.index}"
         if site.status is Status.CONVERTED:
-            named = [operator.outputs[0].name for operator in site.replaced if operator.outputs]
+            named = [operator.label for operator in site.replaced]
             text = f"converted by {name}: {len(site.replaced)} operators become {site.added}"
         else:
             named = [site.operator]

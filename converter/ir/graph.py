@@ -228,6 +228,15 @@ class Operator:
         return f"{self.code.name} ({self.shape_error})" if self.shape_error else self.code.name
 
     @property
+    def label(self) -> str:
+        """The first output's name; without outputs, the operator's name and its place in its subgraph."""
+        if self.outputs:
+            return self.outputs[0].name
+        siblings = () if self.subgraph is None else self.subgraph.operators
+        place = siblings.index(self) if self in siblings else "?"
+        return f"{self.code.name} {place}"
+
+    @property
     def given(self) -> tuple[Tensor, ...]:
         """The inputs that are not omitted."""
         return tuple(tensor for tensor in self.inputs if tensor is not None)

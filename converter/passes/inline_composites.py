@@ -72,6 +72,6 @@ def _build(context: Context, composite: Operator) -> Rewrite:
                 tensor,
             )
         known[result] = tensor
-    prefix = composite.outputs[0].name
+    prefix = composite.label
     moved = [repeated(op, known, lambda tensor: f"{prefix}/{tensor.name}") for op in body.operators]
     return context.rewrite([composite], moved)

@@ -143,7 +143,7 @@ def _verdict(site: Site, attempt: _Attempt, chosen: Pass, context: Context, inde
         pass_name=chosen.name,
         signature=context.signature,
         index=index,
-        operator=site.anchor.outputs[0].name,
+        operator=site.anchor.label,
         status=attempt.status,
         reason="" if attempt.reason is None else attempt.reason.text,
         why="" if attempt.reason is None else attempt.reason.why,

@@ -174,8 +174,7 @@ def _changed(text: str) -> UnverifiedChangeError:
 
 
 def _named(operator: Operator) -> str:
-    name = operator.outputs[0].name if operator.outputs else ""
-    return f"the operator {operator.name} that defines '{name}'"
+    return f"the operator {operator.name} that defines '{operator.label}'"
 
 
 def _type_of(tensor: Tensor) -> Hashable:

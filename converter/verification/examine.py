@@ -69,7 +69,7 @@ class Verifier(AbstractContextManager["Verifier"]):
             return inconclusive(check, "nothing reads its results, so there is nothing to compare")
         if isinstance(check, Table) and (check.reference is None or check.count < 1):
             return inconclusive(check, "its pass gives no reference or no number of values")
-        place = f"'{rewrite.subgraph.name}' up to '{shortened(rewrite.old[-1].outputs[0].name)}'"
+        place = f"'{rewrite.subgraph.name}' up to '{shortened(rewrite.old[-1].label)}'"
         region = region_of(rewrite, check, f"{place}{self._of_model}", self._seed)
         own = structure(region.before, region.after)
         answers = self._answers[check, region.trial, own.form]

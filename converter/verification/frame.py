@@ -35,9 +35,8 @@ def check_frame(rewrite: Rewrite) -> None:
     for operator in (*rewrite.old, *rewrite.added()):
         if (operator.subgraph is rewrite.subgraph) != (operator in old):
             where = "is no longer in the graph" if operator in old else "is already in the graph"
-            name = operator.outputs[0].name
             raise RefusedError(
-                Why.FRAME, f"the operator {operator.name} that defines '{name}' {where}"
+                Why.FRAME, f"the operator {operator.name} that defines '{operator.label}' {where}"
             )
     for tensor in reads((*rewrite.old, *rewrite.new)):
         if tensor.is_blockwise:
