@@ -195,6 +195,42 @@ def test_an_integer_that_steers_where_nobody_knows_stays_0_or_1_and_is_named() -
     )
 
 
+CHOICE = "%n: float32[8] = OTHER(%x)\n %o: float32[8] = SELECT_V2(%i, %x, %n)"
+
+
+def chosen(kind: str, operators: str) -> bytes:
+    return models.written(
+        f"subgraph main (%i: {kind}, %x: float32[8]) {{\n {operators}\n return %o\n}}"
+    )
+
+
+def test_a_flag_is_both_true_and_false() -> None:
+    for operators in (CHOICE, CHOICE.replace("%x, %n)", "%n, %x)")):
+        one, other = (chosen("bool[]", operators.replace("OTHER", name)) for name in ("NEG", "EXP"))
+        assert not compare(one, other)
+        assert compare(one, one).bitwise
+
+
+@pytest.mark.parametrize("row", range(4))
+def test_every_row_of_a_small_table_is_read(row: int) -> None:
+    text = "%s: float32[] = GATHER(float32[4]{ROWS}, %i) {axis: 0}\n %o: float32[8] = MUL(%x, %s)"
+    rows = [5 if place == row else 1 for place in range(4)]
+    one, other = (
+        chosen("int32[]", text.replace("ROWS", ", ".join(map(str, each))))
+        for each in ([1] * 4, rows)
+    )
+    assert not compare(one, other)
+    assert not compare(one, one).notes()
+
+
+def test_the_report_says_how_few_rows_of_a_large_table_each_run_reads() -> None:
+    one = models.written(
+        f"subgraph main (%i: int32[3]) {{ %y: float32[3,2] = EMBEDDING_LOOKUP(%i, {TABLE}) return %y }}"
+    )
+    said = "main/i: each run has at most 3 of the 60 integers that it accepts"
+    assert compare(one, one).notes() == [said]
+
+
 def drawn(dtype: str, run: int, other: str = "") -> list[np.ndarray]:
     infos = [models.tensor("x", 4000, dtype=name) for name in (dtype, other or dtype)]
     signature = SignatureInfo("s", (replace(infos[0], accepts=0),), ())

@@ -33,13 +33,13 @@ from edge_opt.ir import load
 from edge_opt.ir.opening import ModelLike, Opened
 from edge_opt.runtime import noise
 from edge_opt.runtime.description import describe
-from edge_opt.runtime.inputs import unknown_integers
+from edge_opt.runtime.inputs import integer_remarks
 from edge_opt.runtime.metrics import Tolerance
 from edge_opt.runtime.protocol import Array, Arrays
 from edge_opt.runtime.runner import Worker
 from edge_opt.runtime.tensors import SignatureInfo, TensorInfo
 
-_KIND: list[str | int] = ["edge-opt golden", 5, noise.GENERATOR_VERSION]
+_KIND: list[str | int] = ["edge-opt golden", 6, noise.GENERATOR_VERSION]
 _BUDGET = 640 << 10
 _MAX_FILE = 16 << 20
 _MAX_UNPACKED = 64 << 20
@@ -225,7 +225,7 @@ def check(model: ModelLike, path: AnyPath) -> ComparisonReport:
             for name in dict.fromkeys(order):
                 infos = known[name].outputs
                 recorded[name] = [_by_name(infos, kept) for _ in range(order.count(name))]
-                remarks += (f"{name}/{text}" for text in unknown_integers(known[name]))
+                remarks += (f"{name}/{text}" for text in integer_remarks(known[name]))
             results = worker.run_calls(file, session.calls(golden.seed)[1])
             for name, calls in recorded.items():
                 pair = pairs[name]

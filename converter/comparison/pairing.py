@@ -22,7 +22,7 @@ from edge_opt.comparison.sessions import orders
 from edge_opt.ir import Model, load
 from edge_opt.ir.opening import ModelLike, Opened
 from edge_opt.runtime.description import describe
-from edge_opt.runtime.inputs import InputPlan, Planned, plan, unknown_integers
+from edge_opt.runtime.inputs import InputPlan, Planned, integer_remarks, plan
 from edge_opt.runtime.inputs import pair as twins
 from edge_opt.runtime.metrics import Tolerance, are_logits
 from edge_opt.runtime.protocol import Array, Arrays
@@ -207,7 +207,7 @@ class Both:
         if opened:
             yield f"open lengths were run at one size only (--shape gives others): {', '.join(opened)}"
         for name, pair in self.pairs.items():
-            for text in unknown_integers(pair.signature):
+            for text in integer_remarks(pair.signature):
                 yield f"{name}/{text}"
         if retyped:
             how = f"with another type in b, given the same real numbers (first: {retyped[0]})"

@@ -28,6 +28,9 @@ _WHOLE = 2
 _SHORTER = 4
 """Kinds of random integers for an input that may hold any, one for each run: 0 and 1, then all bits, then few."""
 
+_MOST_ROWS = 8
+"""If an input accepts no more integers, each of its elements has all of them in turn, one in each run."""
+
 Side = Literal["added", "left", "right", "other"]
 """Use of an input: added to the logits of a SOFTMAX, an operand of the product before it, or something else."""
 
@@ -53,7 +56,7 @@ class InputPlan(InputHint):
     `start` is the position of the first new token. For a mask, `past` columns stand for the cache, the first `padding`
     tokens are masked, and a row sees `window` positions (0: all). `limit` ends the range of a token or of an index into
     a table. Real numbers fill `spread` of the range of the quantized `source`. Integers that may be any are of the
-    kind `variant`.
+    kind `variant`; others are `variant` higher than drawn, modulo `limit`.
     """
 
     info: TensorInfo
@@ -103,7 +106,7 @@ def plan(
         if info.entries and hint.role == "token":
             facts = {"role": "index", "limit": info.entries}
         elif _has_no_role(info, hint.role):
-            facts = _unknown(info, run)
+            facts = _unknown(info)
         elif hint.role == "token":
             facts = {"limit": min(words, default=_KNOWN_TOKENS)}
         elif hint.role == "mask":
@@ -114,10 +117,12 @@ def plan(
                 "window": min(_WINDOW, max(width // 4, 1)) if sliding else 0,
                 "padding": min(begin // 4 + 1, width // 4) if run else 0,
             }
-        # Variant 1 is the opposite of what the run before it drew.
-        drawn = run - 1 if facts.get("variant") == 1 else run
-        key = f"{signature.name}/{drawn}/{stream}"
-        return InputPlan(**{**asdict(hint), **facts}, info=info, key=key, seed=seed, start=begin)
+        variant = run % _kinds(info, hint.role)
+        # Some runs change the numbers that an earlier one drew: to the opposite of 0 and 1, or to the next row.
+        ago = variant if facts.get("role") != "integer" else variant == 1
+        key = f"{signature.name}/{run - ago}/{stream}"
+        common = {"info": info, "key": key, "seed": seed, "start": begin, "variant": variant}
+        return InputPlan(**{**asdict(hint), **common, **facts})
 
     return tuple(map(planned, signature.inputs, hints))
 
@@ -127,25 +132,32 @@ def _has_no_role(info: TensorInfo, role: Role) -> bool:
     return info.is_plain_integer and role == "data"
 
 
-def _unknown(info: TensorInfo, run: int) -> dict[str, Any]:
+def _unknown(info: TensorInfo) -> dict[str, Any]:
     """Facts about an integer whose name does not show its role, from what its readers accept."""
     if info.accepts:
         return {"role": "index", "limit": info.accepts}
-    return {} if info.accepts is None else {"role": "integer", "variant": run % VARIANTS}
+    return {} if info.accepts is None else {"role": "integer"}
+
+
+def _kinds(info: TensorInfo, role: Role) -> int:
+    """The number of runs in which an input differs in kind: kinds of integers, rows of a small table, both flags."""
+    if not _has_no_role(info, role):
+        return 2 if role == "data" and np.dtype(info.dtype).kind == "b" else 1
+    limit = 1 if info.accepts is None else info.accepts or VARIANTS
+    return limit if limit <= _MOST_ROWS else 1
 
 
 def runs_for(signature: SignatureInfo) -> int:
-    """The number of runs that a comparison needs: one for each kind of integers, if an input may be any integer."""
-    for info in signature.inputs:
-        is_wide = np.dtype(info.dtype).itemsize > 2
-        if is_wide and info.accepts == 0 and _has_no_role(info, role_of(info)):
-            return VARIANTS
-    return 1
+    """The number of runs that a comparison needs."""
+    return max((_kinds(info, role_of(info)) for info in signature.inputs), default=1)
 
 
-def unknown_integers(signature: SignatureInfo) -> Iterator[str]:
-    """Name the integer inputs whose role is unknown, and the numbers that they get."""
+def integer_remarks(signature: SignatureInfo) -> Iterator[str]:
+    """Name the integer inputs whose role is unknown and the numbers that they get, and those that get few of many."""
     for info in signature.inputs:
+        if max(info.elements, _MOST_ROWS) < (info.accepts or 0):
+            of = f"{info.elements} of the {info.accepts} integers that it accepts"
+            yield f"{info.name}: each run has at most {of}"
         if _has_no_role(info, role_of(info)) and not info.accepts:
             drawn = "0 or 1, because it may steer shapes, indices or loops"
             yield f"{info.name}: unknown role, drawn as {drawn if info.accepts is None else f'any {info.dtype}'}"
@@ -300,7 +312,8 @@ def _integers(planned: InputPlan) -> NDArray[np.int64]:
     if planned.role in {"token", "index"}:
         low = int(planned.role == "token")  # 0 often stands for padding
         high = max(planned.limit, low + 1)
-    return noise.integers(planned.stream, info.elements, low, high).reshape(info.shape)
+    drawn = noise.integers(planned.stream, info.elements, 0, high - low)
+    return ((drawn + planned.variant) % (high - low) + low).reshape(info.shape)
 
 
 def _wide(planned: InputPlan) -> NDArray[np.int64]:
