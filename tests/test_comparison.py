@@ -404,6 +404,7 @@ def test_a_model_that_keeps_state_is_not_one_that_does_not(tmp_path: Path) -> No
 def test_each_signature_with_state_follows_each_and_is_called_eight_times_or_more() -> None:
     for count in range(1, 12):
         names = [f"s{place}" for place in range(count)]
-        (order,) = orders([SignatureInfo(name, (), (), keeps_state=True) for name in names])
+        (turns,) = orders([SignatureInfo(name, (), (), keeps_state=True) for name in names])
+        order = [turn.name for turn in turns]
         assert set(pairwise([*order, *order[:1]])) == {*product(names, names)}
         assert min(Counter(order).values()) >= 8

@@ -9,6 +9,7 @@ import pytest
 
 from edge_opt.comparison.compare import compare
 from edge_opt.ir.parse import parse
+from edge_opt.ir.text import literal
 from edge_opt.runtime.description import describe
 from edge_opt.runtime.inputs import VARIANTS, array_of, plan
 from edge_opt.runtime.inputs import pair as twins
@@ -221,6 +222,57 @@ def test_every_row_of_a_small_table_is_read(row: int) -> None:
     )
     assert not compare(one, other)
     assert not compare(one, one).notes()
+
+
+NAMED = {
+    "position": "%i: T = MINIMUM(%input_pos, int32(NUMBER))",
+    "mask": "%i: T = MINIMUM(%mask, int32(NUMBER))",
+    "token": "%i: T = MINIMUM(%tokens, int32(NUMBER))",
+}
+
+
+@pytest.mark.parametrize(("role", "operators"), NAMED.items())
+def test_a_name_does_not_narrow_what_the_readers_accept(role: str, operators: str) -> None:
+    name = operators.partition("(%")[2].partition(",")[0]
+    text = f"subgraph main (%{name}: int32[8]) {{ {operators} return %i }}".replace(
+        "T", "int32[8]", 1
+    )
+    one, other = (models.written(text.replace("NUMBER", number)) for number in ("1000", "300"))
+    report = compare(one, other)
+    assert not report
+    said = f"main/{name}: {role} by its name, in further runs drawn as any int32"
+    assert said in report.notes()
+    assert compare(one, one).bitwise
+
+
+def test_a_token_may_be_all_that_one_hot_takes() -> None:
+    weights = np.where(np.arange(300) < 128, 1, 5)
+    options = "{keep_num_dims: true}"
+    texts = [
+        f"""subgraph main (%tokens: int32[1,8]) {{
+          %h: float32[1,8,300] = ONE_HOT(%tokens, int32(300), float32(1.0), float32(0.0)) {{axis: -1}}
+          %o: float32[1,8,1] = FULLY_CONNECTED(%h, {literal(np.float32(each[None]))}, none) {options}
+          return %o
+        }}"""
+        for each in (weights, np.ones(300))
+    ]
+    assert not compare(*map(models.written, texts))
+
+
+def test_further_runs_count_only_if_ordinary_ones_are_bit_identical() -> None:
+    text = """subgraph main (%input_pos: int32[4]) {
+      %f: float32[4] = CAST(%input_pos)
+      %o: float32[4] = MUL(%f, float32(1.5))
+      return %o
+    }"""
+    one, near, far = (
+        models.written(text.replace("1.5", factor)) for factor in ("1.5", "1.5001", "2")
+    )
+    (output,) = compare(one, near, atol=0.01).signatures[0].outputs
+    assert (output.equal, output.elements) == (True, 4)
+    assert not compare(one, far, atol=0.01)
+    (output,) = compare(one, one).signatures[0].outputs
+    assert output.elements == 4 * (1 + VARIANTS)
 
 
 def test_the_report_says_how_few_rows_of_a_large_table_each_run_reads() -> None:

@@ -121,7 +121,7 @@ def _run_both(both: Both, kernels: Kernels, session: Session) -> Iterator[Signat
         others = both.worker.run_calls(both.files[1], theirs, kernels)
         for name, pair in session.pairs.items():
             runs = zip(session.of(name, results), session.of(name, others), strict=True)
-            yield both.measure_all(pair, list(runs))
+            yield both.measure_all(pair, list(runs), session.ordinary(name))
 
 
 def _first_outside(report: ComparisonReport) -> tuple[str, str] | None:
@@ -227,7 +227,8 @@ class _Search:
             b = tensor_info(other, other.name)
             key = str(place)
             runs = [(ours[key], theirs[key]) for ours, theirs in zip(*results, strict=True)]
-            found = self.both.measure(a, b, runs)
+            ordinary = self.session.ordinary(self.pair.signature.name)
+            found = self.both.measure(a, b, runs, ordinary)
             if not found.equal:
                 return place, found
         return None

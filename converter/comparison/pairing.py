@@ -18,7 +18,7 @@ from edge_opt.comparison.findings import (
     SignatureComparison,
     measured,
 )
-from edge_opt.comparison.sessions import orders
+from edge_opt.comparison.sessions import Turn, orders
 from edge_opt.ir import Model, load
 from edge_opt.ir.opening import ModelLike, Opened
 from edge_opt.runtime.description import describe
@@ -86,11 +86,13 @@ class Pair:
         outputs, alone = _matched(a.outputs, b.outputs, names, by_place=by_place)
         return cls(signature, theirs, outputs, alone)
 
-    def plans(self, seed: int, run: int = 0) -> tuple[list[InputPlan], list[InputPlan]]:
+    def plans(
+        self, seed: int, run: int = 0, *, further: bool = False
+    ) -> tuple[list[InputPlan], list[InputPlan]]:
         """Plan the inputs of one run for each model, with the same real numbers."""
         ours: list[InputPlan] = []
         theirs: list[InputPlan] = []
-        planned = plan(self.signature, seed=seed, run=run)
+        planned = plan(self.signature, seed=seed, run=run, further=further)
         for each, info in zip(planned, self.inputs, strict=True):
             one, other = twins(each, info)
             ours.append(one)
@@ -128,18 +130,18 @@ def _keyed(infos: Sequence[TensorInfo], *, by_place: bool) -> dict[int | str, Te
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Signatures of a model that stays loaded, and the order of their calls: names, with repeats."""
+    """Signatures of a model that stays loaded, and the order of their calls."""
 
     pairs: Mapping[str, Pair]
-    order: Sequence[str]
+    order: Sequence[Turn]
 
     def calls(self, seed: int) -> tuple[list[Planned], list[Planned]]:
         """The calls of each model, with the same real numbers; every call of a signature has other ones."""
         done = Counter[str]()
         ours: list[Planned] = []
         theirs: list[Planned] = []
-        for name in self.order:
-            one, other = self.pairs[name].plans(seed, done[name])
+        for name, further in self.order:
+            one, other = self.pairs[name].plans(seed, done[name], further=further)
             done[name] += 1
             ours.append((name, one))
             theirs.append((name, other))
@@ -155,7 +157,11 @@ class Session:
     def of(self, name: str, outputs: Sequence[Arrays]) -> list[Arrays]:
         """The outputs of one signature's calls, from those of all calls."""
         calls = zip(self.order, outputs, strict=True)
-        return [arrays for called, arrays in calls if called == name]
+        return [arrays for turn, arrays in calls if turn.name == name]
+
+    def ordinary(self, name: str) -> int:
+        """The number of a signature's calls with ordinary inputs, which come first."""
+        return self.order.count(Turn(name))
 
 
 def sessions(pairs: Mapping[str, Pair]) -> list[Session]:
@@ -163,7 +169,7 @@ def sessions(pairs: Mapping[str, Pair]) -> list[Session]:
     runnable = {name: pair for name, pair in pairs.items() if not pair.reason}
     found = []
     for order in orders([pair.signature for pair in runnable.values()]):
-        called = {name: runnable[name] for name in order}
+        called = {turn.name: runnable[turn.name] for turn in order}
         found.append(Session(called, order))
     return found
 
@@ -214,18 +220,20 @@ class Both:
             yield f"{many(len(retyped), 'input')} {how}"
 
     def measure(
-        self, a: TensorInfo, b: TensorInfo, runs: Iterable[tuple[Array, Array]]
+        self, a: TensorInfo, b: TensorInfo, runs: Iterable[tuple[Array, Array]], ordinary: int = 1
     ) -> OutputComparison:
-        """Compare one output of both models over all runs."""
+        """Compare one output of both models over all runs, the first of which are `ordinary`."""
         tolerance = Tolerance(atol=self.begun.atol, rtol=self.begun.rtol)
-        return measured(a, b, runs, tolerance, logits=are_logits(a))
+        return measured(a, b, runs, tolerance, ordinary=ordinary, logits=are_logits(a))
 
-    def measure_all(self, pair: Pair, runs: Sequence[tuple[Arrays, Arrays]]) -> SignatureComparison:
-        """Compare every output over all runs; removes the outputs of `b` from `runs`."""
+    def measure_all(
+        self, pair: Pair, runs: Sequence[tuple[Arrays, Arrays]], ordinary: int = 1
+    ) -> SignatureComparison:
+        """Compare every output over all runs, as `measure` does; removes the outputs of `b` from `runs`."""
         found: list[OutputComparison] = []
         for a, b in pair.outputs:
             arrays = [(ours[a.name], theirs.pop(b.name)) for ours, theirs in runs]
-            found.append(self.measure(a, b, arrays))
+            found.append(self.measure(a, b, arrays, ordinary))
         return SignatureComparison(pair.signature.name, (*found, *pair.alone))
 
 

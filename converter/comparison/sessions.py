@@ -2,9 +2,11 @@
 
 A signature without state runs alone. Signatures that keep state run in one session, because one may read what another
 wrote. A difference in state may show only if the right signature runs next, so each runs directly after every one.
+Calls with further inputs, which are less like those of real use, come last.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from edge_opt.runtime.inputs import runs_for
 from edge_opt.runtime.tensors import SignatureInfo
@@ -13,20 +15,37 @@ _LEAST_CALLS = 8
 """Calls of each signature that keeps state: a value may pass through several variables before it shows."""
 
 
-def orders(signatures: Sequence[SignatureInfo]) -> list[list[str]]:
-    """The calls of each session, by name: one session a signature, and one for all that keep state."""
-    found: list[list[str]] = []
+class Turn(NamedTuple):
+    """One call of a signature, with ordinary inputs or further ones."""
+
+    name: str
+    further: bool = False
+
+
+def orders(signatures: Sequence[SignatureInfo]) -> list[list[Turn]]:
+    """The calls of each session: one session a signature, and one for all that keep state."""
+    found: list[list[Turn]] = []
     stateful: list[str] = []
+    most = 0
     for signature in signatures:
+        ordinary, further = runs_for(signature)
         if signature.keeps_state:
             stateful.append(signature.name)
+            most = max(most, further)
         else:
-            found.append([signature.name] * runs_for(signature))
+            found.append(_turns([signature.name], ordinary, further))
     if stateful:
         # One cycle calls each signature once after every one of them.
-        cycles = -(-_LEAST_CALLS // len(stateful))
-        found.append(_each_after_each(stateful) * cycles)
+        cycle = _each_after_each(stateful)
+        found.append(_turns(cycle, -(-_LEAST_CALLS // len(stateful)), -(-most // len(stateful))))
     return found
+
+
+def _turns(cycle: Sequence[str], ordinary: int, further: int) -> list[Turn]:
+    """So many cycles with ordinary inputs, and with further ones."""
+    return [Turn(name) for name in cycle] * ordinary + [
+        Turn(name, True) for name in cycle
+    ] * further
 
 
 def _each_after_each(names: Sequence[str]) -> list[str]:

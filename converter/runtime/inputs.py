@@ -87,15 +87,18 @@ def plan(
     seed: int = 0,
     run: int = 0,
     hints: Sequence[InputHint] | None = None,
+    further: bool = False,
 ) -> tuple[InputPlan, ...]:
     """One plan per input of the signature.
 
     `hints`, one per input, replace guessing from names. A second run has other positions, and padding in front of its
-    tokens.
+    tokens. In a `further` run, names decide nothing: inputs may be all that their readers accept.
     """
     if hints is None:
         hints = [InputHint(role_of(info)) for info in signature.inputs]
     past, new, begin = _scene(signature, [hint.role for hint in hints], seed, run)
+    if further:
+        hints = [InputHint(_unnamed(info)) for info in signature.inputs]
     words = [info.shape[-1] for info in signature.outputs if "logits" in info.name and info.shape]
 
     def planned(info: TensorInfo, hint: InputHint) -> InputPlan:
@@ -103,9 +106,7 @@ def plan(
         facts = dict[str, Any]()
         if hint.role == "rotary":  # the cosine and the sine of one table come from the same angles
             stream = re.sub(r"(^|_)(cos|sin)(?=$|_)", r"\1", info.name.lower())
-        if info.entries and hint.role == "token":
-            facts = {"role": "index", "limit": info.entries}
-        elif _has_no_role(info, hint.role):
+        if _has_no_role(info, hint.role):
             facts = _unknown(info)
         elif hint.role == "token":
             facts = {"limit": min(words, default=_KNOWN_TOKENS)}
@@ -127,15 +128,22 @@ def plan(
     return tuple(map(planned, signature.inputs, hints))
 
 
+def _unnamed(info: TensorInfo) -> Role:
+    """The role without regard to the name, unless only the name tells which integers are safe."""
+    return role_of(info) if info.is_plain_integer and info.accepts is None else "data"
+
+
 def _has_no_role(info: TensorInfo, role: Role) -> bool:
-    """True for a plain integer whose name does not show what it is."""
-    return info.is_plain_integer and role == "data"
+    """True for a plain integer whose name says nothing, or no more than its readers."""
+    is_row = role == "token" and max(info.accepts or 0, info.entries) > 0
+    return info.is_plain_integer and (role == "data" or is_row)
 
 
 def _unknown(info: TensorInfo) -> dict[str, Any]:
-    """Facts about an integer whose name does not show its role, from what its readers accept."""
-    if info.accepts:
-        return {"role": "index", "limit": info.accepts}
+    """Facts about an integer from what its readers accept."""
+    limit = info.accepts or (role_of(info) == "token" and info.entries)
+    if limit:
+        return {"role": "index", "limit": limit}
     return {} if info.accepts is None else {"role": "integer"}
 
 
@@ -147,20 +155,34 @@ def _kinds(info: TensorInfo, role: Role) -> int:
     return limit if limit <= _MOST_ROWS else 1
 
 
-def runs_for(signature: SignatureInfo) -> int:
-    """The number of runs that a comparison needs."""
-    return max((_kinds(info, role_of(info)) for info in signature.inputs), default=1)
+def runs_for(signature: SignatureInfo) -> tuple[int, int]:
+    """The numbers of ordinary and of further runs that a comparison needs."""
+    ordinary = [_kinds(info, role_of(info)) for info in signature.inputs]
+    return max(ordinary, default=1), max(map(_further_kinds, signature.inputs), default=0)
+
+
+def _further_kinds(info: TensorInfo) -> int:
+    """The number of further runs in which an input differs in kind; 0 if ordinary ones show all that it may be."""
+    role = role_of(info)
+    return 0 if role == _unnamed(info) or _has_no_role(info, role) else _kinds(info, "data")
 
 
 def integer_remarks(signature: SignatureInfo) -> Iterator[str]:
-    """Name the integer inputs whose role is unknown and the numbers that they get, and those that get few of many."""
+    """Name the integer inputs whose range is unknown and the numbers that they get, and those that get few of many."""
     for info in signature.inputs:
         if max(info.elements, _MOST_ROWS) < (info.accepts or 0):
             of = f"{info.elements} of the {info.accepts} integers that it accepts"
             yield f"{info.name}: each run has at most {of}"
-        if _has_no_role(info, role_of(info)) and not info.accepts:
-            drawn = "0 or 1, because it may steer shapes, indices or loops"
-            yield f"{info.name}: unknown role, drawn as {drawn if info.accepts is None else f'any {info.dtype}'}"
+        if info.is_plain_integer and not info.accepts:
+            role = role_of(info)
+            known = "unknown role" if role == "data" else f"{role} by its name"
+            drawn = f"drawn as any {info.dtype}"
+            if info.accepts is None:
+                narrow = "0 or 1" if role == "data" else "such"
+                drawn = f"drawn as {narrow}, because it may steer shapes, indices or loops"
+            elif role != "data":
+                drawn = f"in further runs {drawn}"
+            yield f"{info.name}: {known}, {drawn}"
 
 
 class _Scene(NamedTuple):
