@@ -101,6 +101,38 @@ def test_a_float_model_and_a_quantized_one_are_compared_as_real_numbers() -> Non
     assert (report.equal, report.bitwise) == (True, False)
 
 
+FLOATS = {
+    "a smaller range": ("RELU(%x)", "RELU6(%x)"),
+    "large numbers": ("MINIMUM(%x, float32(1000.0))", "MINIMUM(%x, float32(6.0))"),
+    "large negative numbers": ("MAXIMUM(%x, float32(-1000.0))", "MAXIMUM(%x, float32(-10.0))"),
+}
+
+
+@pytest.mark.parametrize("case", FLOATS)
+@pytest.mark.parametrize("shape", ["", "1", "1,4"])
+def test_floats_are_also_large_and_of_either_sign(case: str, shape: str) -> None:
+    kind = f"float32[{shape}]"
+    one, other = (
+        models.written(f"subgraph main (%x: {kind}) {{ %y: {kind} = {body} return %y }}")
+        for body in FLOATS[case]
+    )
+    assert not compare(one, other)
+
+
+def test_figures_of_models_that_round_differently_are_those_of_ordinary_numbers() -> None:
+    text = "subgraph main (%x: float32[4]) { %y: float32[4] = MUL(%x, float32(NUMBER)) return %y }"
+    one, other = (models.written(text.replace("NUMBER", number)) for number in ("1.5", "1.5001"))
+    report = compare(one, other, atol=1e-3)
+    assert report.equal
+    assert report.signatures[0].outputs[0].elements == 4
+    overflowing = models.written(
+        "subgraph main (%x: float32[64]) { %e: float32[64] = EXP(%x) %y: float32[64] = SUB(%e, %e) return %y }"
+    )
+    report = compare(overflowing, overflowing)
+    assert report.bitwise
+    assert report.signatures[0].outputs[0].finite < 128, "NaN equals NaN"
+
+
 def test_models_take_turns_and_progress_ends(monkeypatch: Patch, tmp_path: Path) -> None:
     order, told = [], list[tuple[int, int]]()
     run_calls = Worker.run_calls
@@ -114,7 +146,8 @@ def test_models_take_turns_and_progress_ends(monkeypatch: Patch, tmp_path: Path)
     other.write_bytes(two("decode", "prefill"))
     monkeypatch.setattr(Worker, "run_calls", noted)
     assert compare(one, other, progress=lambda _, *step: told.append(step)).bitwise
-    assert order == [(True, "prefill"), (False, "prefill"), (True, "decode"), (False, "decode")]
+    sides = [(True, "prefill"), (False, "prefill"), (True, "decode"), (False, "decode")]
+    assert order == [each for each in sides for _ in range(2)], "ordinary and large numbers"
     assert told == [(0, 2), (1, 2), (2, 2)]
 
 
@@ -246,7 +279,7 @@ def test_swapped_heads_are_found_in_their_block(path: Path, block: int) -> None:
 def test_tensors_are_looked_at_in_order_as_many_as_fit_into_memory(
     wrong: int, monkeypatch: Patch
 ) -> None:
-    """Each has 32 bytes."""
+    """Each has 32 bytes in either of two runs."""
     looked: list[int] = []
     run_calls = Worker.run_calls
 
@@ -257,7 +290,7 @@ def test_tensors_are_looked_at_in_order_as_many_as_fit_into_memory(
     monkeypatch.setattr(Worker, "run_calls", counted)
     for most, batches in (
         (1 << 20, [40]),
-        (3 * 32, [3] * (wrong // 3) + [min(3, 40 - wrong // 3 * 3)]),
+        (3 * 64, [3] * (wrong // 3) + [min(3, 40 - wrong // 3 * 3)]),
         (1, [1] * (wrong + 1)),
     ):
         looked.clear()

@@ -85,6 +85,14 @@ def test_the_generator_is_pinned_because_golden_files_rely_on_it() -> None:
     assert digest.hexdigest()[:16] == "7c69b7584fc10829"
 
 
+def test_large_numbers_stay_in_the_range_of_a_quantized_counterpart() -> None:
+    plain, coded = tensor("x", 1000), tensor("x", 1000, dtype="int8", scale=0.1)
+    (made,) = plan(SignatureInfo("s", (plain,), ()), further=True)
+    assert np.abs(array_of(made)).max() > 10_000
+    one, other = pair(made, coded)
+    assert np.abs(array_of(one) - array_of(other) * 0.1).max() <= 0.81, "clipped beyond 3 sigma"
+
+
 def test_cosine_and_sine_are_of_the_same_angles() -> None:
     made = arrays(split_cache())
     squares = (

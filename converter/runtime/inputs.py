@@ -26,7 +26,12 @@ _WINDOW = 512
 VARIANTS = 6
 _WHOLE = 2
 _SHORTER = 4
-"""Kinds of random integers for an input that may hold any, one for each run: 0 and 1, then all bits, then few."""
+"""Kinds of random integers for an input that may hold any, one for each run: 0 and 1, then all bits, then few.
+
+The last two are also the large floats of further runs.
+"""
+
+_LARGEST = 1 << 16
 
 _MOST_ROWS = 8
 """If an input accepts no more integers, each of its elements has all of them in turn, one in each run."""
@@ -106,7 +111,9 @@ def plan(
         facts = dict[str, Any]()
         if hint.role == "rotary":  # the cosine and the sine of one table come from the same angles
             stream = re.sub(r"(^|_)(cos|sin)(?=$|_)", r"\1", info.name.lower())
-        if _has_no_role(info, hint.role):
+        if further and info.is_float:
+            facts = {"role": "integer", "variant": _SHORTER + run % 2}
+        elif _has_no_role(info, hint.role):
             facts = _unknown(info)
         elif hint.role == "token":
             facts = {"limit": min(words, default=_KNOWN_TOKENS)}
@@ -163,6 +170,8 @@ def runs_for(signature: SignatureInfo) -> tuple[int, int]:
 
 def _further_kinds(info: TensorInfo) -> int:
     """The number of further runs in which an input differs in kind; 0 if ordinary ones show all that it may be."""
+    if info.is_float:
+        return 1 + (info.elements == 1)  # a single number is of either sign
     role = role_of(info)
     return 0 if role == _unnamed(info) or _has_no_role(info, role) else _kinds(info, "data")
 
@@ -267,8 +276,8 @@ def array_of(planned: InputPlan) -> NDArray[Any]:
     if planned.role == "rotary":
         cosine, sine = noise.circle(planned.stream, info.elements)
         return _encode((sine if "sin" in info.name.lower() else cosine).reshape(info.shape), info)
-    is_plain = np.dtype(source.dtype).kind in "iub" and not source.quantized
-    if is_plain or planned.role in {"token", "index", "integer"}:
+    is_plain = np.dtype(source.dtype).kind in "iub" or planned.role == "integer"
+    if (is_plain and not source.quantized) or planned.role in {"token", "index"}:
         return _encode(_integers(planned), info)
     return _data(planned, source)
 
@@ -347,15 +356,16 @@ def _wide(planned: InputPlan) -> NDArray[np.int64]:
     count = planned.info.elements
     types = (planned.info, planned.source or planned.info)
     limits = [np.iinfo(info.dtype) for info in types if info.is_plain_integer]
-    low = max(int(each.min) for each in limits)
-    high = min(int(each.max) for each in limits)
-    if high < 1 << 16:
+    low = max((int(each.min) for each in limits), default=-_LARGEST)
+    high = min((int(each.max) for each in limits), default=_LARGEST)
+    if high < _LARGEST:
         return noise.integers(planned.stream, count, low, high + 1)
     if planned.variant < _WHOLE:
         return (noise.integers(planned.stream, count, 0, 2) + planned.variant) % 2
     sizes = np.full(count, min(high.bit_length(), 63))
     if planned.variant >= _SHORTER:
         sizes = noise.integers(noise.seed_of(planned.stream, "bits"), count, 4, 15)
+        sizes[:1] = 14  # a single number should not be small
     values = (noise.bits(planned.stream, count) >> (64 - sizes).astype(np.uint64)).astype(np.int64)
     is_negative = (np.arange(count) + planned.variant) % 2 == 0
     return np.where(is_negative & (low < 0), ~values, values)

@@ -42,6 +42,11 @@ class TensorInfo:
         return np.dtype(self.dtype).kind in "iu" and not self.quantized
 
     @property
+    def is_float(self) -> bool:
+        """True for real or complex numbers that stand for themselves."""
+        return np.dtype(self.dtype).kind in "fc"
+
+    @property
     def quantized(self) -> bool:
         """True if integers stand for real numbers with a single scale; kernels produce no others."""
         return len(self.scales) == 1 and self.dtype in {"int8", "uint8", "int16", "int32"}
