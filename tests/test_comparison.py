@@ -84,6 +84,18 @@ def test_other_inputs_and_quantizations_are_differences() -> None:
     assert "scale 0.5, zero point 0 in a, scale 0.25, zero point 0 in b" in report.summary()
 
 
+def test_an_input_whose_codes_mean_other_numbers_is_a_difference(tmp_path: Path) -> None:
+    text = "subgraph main (%x: int8[8] q(0.1, ZERO)) { %y: float32[8] = DEQUANTIZE(%x) return %y }"
+    one, other = (models.written(text.replace("ZERO", zero)) for zero in ("0", "5"))
+    said = "input 'x' has scale 0.1, zero point 0 in a, scale 0.1, zero point 5 in b"
+    golden = record(one, tmp_path / "g.npz")
+    for report in (compare(one, other), check(other, golden)):
+        assert not report
+        assert not report.bitwise
+        assert said in report.summary()
+    assert compare(one, other).measured, "outputs are compared nevertheless"
+
+
 def test_models_without_signatures_are_compared_by_position() -> None:
     kind = "float32[2,4]"
     text = f"subgraph main (%p: {kind}, %q: {kind}) {{ %r: {kind} = ADD(%p, %q) return %r }}"

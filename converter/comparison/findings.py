@@ -112,10 +112,15 @@ def measured(
                 a, b, quantized_a=info_a, quantized_b=info_b, tolerance=tolerance, logits=logits
             )
         )
-    reason = ""
-    if info_a.quantized and info_b.quantized and info_a.quantization != info_b.quantization:
-        reason = f"{_scale(info_a)} in a, {_scale(info_b)} in b"
+    reason = requantized(info_a, info_b)
     return OutputComparison(**asdict(reduce(merge, found)), name=name, reason=reason)
+
+
+def requantized(a: TensorInfo, b: TensorInfo) -> str:
+    """How the quantization of one input or output differs, so that the same code means another number; else empty."""
+    if not (a.quantized and b.quantized) or a.quantization == b.quantization:
+        return ""
+    return f"{_scale(a)} in a, {_scale(b)} in b"
 
 
 def _scale(info: TensorInfo) -> str:
@@ -124,7 +129,7 @@ def _scale(info: TensorInfo) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SignatureComparison(Record):
-    """Comparison of one signature; `reason` says why it could not be run on both sides."""
+    """Comparison of one signature; `reason` says why it could not be run on both sides, or how an input differs."""
 
     name: str
     outputs: tuple[OutputComparison, ...] = ()
@@ -160,11 +165,11 @@ class SignatureComparison(Record):
         return row
 
     def sentences(self) -> list[str]:
-        """One sentence for each output that is not bit-identical, or the `reason`."""
+        """The `reason`, if there is one, and one sentence for each output that is not bit-identical."""
         where = f"signature '{self.name}'"
-        if self.reason:
-            return [f"{where}: {self.reason}"]
-        return [f"{where}, {output.sentence()}" for output in self.outputs if not output.bitwise]
+        found = [f"{where}: {self.reason}"] if self.reason else []
+        found += (f"{where}, {each.sentence()}" for each in self.outputs if not each.bitwise)
+        return found
 
 
 @dataclass(frozen=True, slots=True)

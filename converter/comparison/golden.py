@@ -234,7 +234,9 @@ def check(model: ModelLike, path: AnyPath) -> ComparisonReport:
                 runs = list(zip(calls, session.of(name, results), strict=False))
                 ordinary = session.ordinary(name)
                 outputs = [_output(golden, name, infos, runs, ordinary) for infos in pair.outputs]
-                compared[name] = SignatureComparison(name, (*outputs, *pair.alone), pair.reason)
+                compared[name] = SignatureComparison(
+                    name, (*outputs, *pair.alone), pair.reason or pair.differs
+                )
     report = ComparisonReport(*names, "cpu", golden.seed, golden.atol, golden.rtol)
     return replace(
         report, signatures=tuple(compared[name] for name in known), remarks=tuple(remarks)

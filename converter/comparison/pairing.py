@@ -17,6 +17,7 @@ from edge_opt.comparison.findings import (
     OutputComparison,
     SignatureComparison,
     measured,
+    requantized,
 )
 from edge_opt.comparison.sessions import Turn, orders
 from edge_opt.ir import Model, load
@@ -40,7 +41,7 @@ class Pair:
     """One signature in both models, or why it cannot be run on both.
 
     `signature` is from `a`, with input shapes that fit both models, and keeps state if either does; `inputs` are from
-    `b`. `outputs` pairs outputs of both, `alone` has outputs of only one.
+    `b`. `outputs` pairs outputs of both, `alone` has outputs of only one. `differs` says how an input does.
     """
 
     signature: SignatureInfo
@@ -48,6 +49,7 @@ class Pair:
     outputs: Sequence[tuple[TensorInfo, TensorInfo]] = ()
     alone: Sequence[OutputComparison] = ()
     reason: str = ""
+    differs: str = ""
 
     @classmethod
     def of(
@@ -64,7 +66,11 @@ class Pair:
             return cls(a, reason=f"input '{alone[0].name}' is {alone[0].reason}")
         ours: list[TensorInfo] = []
         theirs: list[TensorInfo] = []
+        differs = ""
         for one, other in inputs:
+            how = requantized(one, other)
+            if how:
+                differs = differs or f"input '{one.name}' has {how}"
             declared = tuple(map(max, one.declared, other.declared))
             given = shapes.get(f"{a.name}/{one.name}", shapes.get(one.name))
             taken = declared if given is None else tuple(given)
@@ -84,7 +90,7 @@ class Pair:
         keeps_state = a.keeps_state or b.keeps_state
         signature = replace(a, inputs=tuple(ours), keeps_state=keeps_state)
         outputs, alone = _matched(a.outputs, b.outputs, names, by_place=by_place)
-        return cls(signature, theirs, outputs, alone)
+        return cls(signature, theirs, outputs, alone, differs=differs)
 
     def plans(
         self, seed: int, run: int = 0, *, further: bool = False
@@ -234,7 +240,7 @@ class Both:
         for a, b in pair.outputs:
             arrays = [(ours[a.name], theirs.pop(b.name)) for ours, theirs in runs]
             found.append(self.measure(a, b, arrays, ordinary))
-        return SignatureComparison(pair.signature.name, (*found, *pair.alone))
+        return SignatureComparison(pair.signature.name, (*found, *pair.alone), pair.differs)
 
 
 @contextmanager
