@@ -96,6 +96,30 @@ def test_an_input_whose_codes_mean_other_numbers_is_a_difference(tmp_path: Path)
     assert compare(one, other).measured, "outputs are compared nevertheless"
 
 
+TYPES = {
+    ("int32", "int64"): "int32 in a, int64 in b",
+    ("float32", "int32"): "float32 in a, int32 in b",
+    ("float32", "float16"): "the same numbers, but float32 in a, float16 in b",
+}
+
+
+@pytest.mark.parametrize("types", TYPES)
+def test_an_output_of_another_type_is_a_difference_unless_both_are_real_and_may_differ(
+    types: tuple[str, str], tmp_path: Path
+) -> None:
+    one, other = (
+        models.written(f"subgraph main (%x: int8[8]) {{ %y: {kind}[8] = CAST(%x) return %y }}")
+        for kind in types
+    )
+    report = compare(one, other)
+    assert not report
+    assert not report.bitwise
+    assert TYPES[types] in report.summary()
+    assert not check(other, record(one, tmp_path / "g.npz"))
+    assert f"(first: main/y, {types[0]} in a, {types[1]} in b)" in "".join(report.notes())
+    assert compare(one, other, atol=1e-3).equal == ("float16" in types)
+
+
 def test_models_without_signatures_are_compared_by_position() -> None:
     kind = "float32[2,4]"
     text = f"subgraph main (%p: {kind}, %q: {kind}) {{ %r: {kind} = ADD(%p, %q) return %r }}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import reduce
 from itertools import chain
 from typing import Any
@@ -105,15 +105,23 @@ def measured(
             break
         if a.shape != b.shape:
             return OutputComparison(name=name, reason=f"shape {a.shape} in a, {b.shape} in b")
-        if a.dtype != b.dtype and "c" in (a.dtype.kind, b.dtype.kind):
+        if a.dtype != b.dtype and not (_are_reals(a, info_a) and _are_reals(b, info_b)):
             return OutputComparison(name=name, reason=f"{a.dtype} in a, {b.dtype} in b")
         found.append(
             measure(
                 a, b, quantized_a=info_a, quantized_b=info_b, tolerance=tolerance, logits=logits
             )
         )
+    output = OutputComparison(**asdict(reduce(merge, found)), name=name)
     reason = requantized(info_a, info_b)
-    return OutputComparison(**asdict(reduce(merge, found)), name=name, reason=reason)
+    if a.dtype != b.dtype and output.equal and tolerance == NONE:
+        reason = f"the same numbers, but {a.dtype} in a, {b.dtype} in b"
+    return replace(output, reason=reason)
+
+
+def _are_reals(array: Array, info: TensorInfo) -> bool:
+    """True for real numbers and their codes, which can be compared whatever their types."""
+    return array.dtype.kind == "f" or info.quantized
 
 
 def requantized(a: TensorInfo, b: TensorInfo) -> str:

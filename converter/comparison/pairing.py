@@ -210,20 +210,21 @@ class Both:
         opened: list[str] = []
         retyped: list[str] = []
         for name, pair in self.pairs.items():
-            for one, other in zip(pair.signature.inputs, pair.inputs, strict=False):
-                where = f"{name}/{one.name}"
+            inputs = list(zip(pair.signature.inputs, pair.inputs, strict=False))
+            for one, _ in inputs:
                 if -1 in one.declared:
-                    opened.append(f"{where} {list(one.shape)}")
+                    opened.append(f"{name}/{one.name} {list(one.shape)}")
+            for one, other in (*inputs, *pair.outputs):
                 if one.dtype != other.dtype:
-                    retyped.append(f"{where}, {one.dtype} in a, {other.dtype} in b")
+                    retyped.append(f"{name}/{one.name}, {one.dtype} in a, {other.dtype} in b")
         if opened:
             yield f"open lengths were run at one size only (--shape gives others): {', '.join(opened)}"
         for name, pair in self.pairs.items():
             for text in integer_remarks(pair.signature):
                 yield f"{name}/{text}"
         if retyped:
-            how = f"with another type in b, given the same real numbers (first: {retyped[0]})"
-            yield f"{many(len(retyped), 'input')} {how}"
+            how = f"with another type in b (first: {retyped[0]}); inputs get the same real numbers"
+            yield f"{many(len(retyped), 'argument')} {how}"
 
     def measure(
         self, a: TensorInfo, b: TensorInfo, runs: Iterable[tuple[Array, Array]], ordinary: int = 1
