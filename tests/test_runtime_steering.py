@@ -68,6 +68,10 @@ CASES = {
     "a start, changed, which is clamped": (
         ("%m: int32[] = ADD(%n, int32(1))\n %s: int32[2] = PACK(%m, int32(0)) {values_count: 2}\n"
         " %y: float32[30,4] = DYNAMIC_UPDATE_SLICE(float32[30,4]{splat 1.0}, float32[5,4]{splat 2.0}, %s)"), 0),
+    "a start that is clamped, also computed with": (
+        ("%m: int32[] = ADD(%n, int32(1))\n %s: int32[2] = PACK(%n, int32(0)) {values_count: 2}\n"
+        " %z: float32[30,4] = DYNAMIC_UPDATE_SLICE(float32[30,4]{splat 1.0}, float32[5,4]{splat 2.0}, %s)\n"
+        " %c: float32[] = CAST(%m)\n %y: float32[30,4] = MUL(%z, %c)"), 0),
     "where a slice begins": (
         ("%s: int32[2] = PACK(%n, int32(0)) {values_count: 2}\n"
         f" %y: float32[8,2] = SLICE({TABLE}, %s, int32{{8, 2}})"), 53),
@@ -243,6 +247,21 @@ def test_a_name_does_not_narrow_what_the_readers_accept(role: str, operators: st
     said = f"main/{name}: {role} by its name, in further runs drawn as any int32"
     assert said in report.notes()
     assert compare(one, one).bitwise
+
+
+@pytest.mark.parametrize("name", ["i", "input_pos", "tokens"])
+def test_a_start_that_is_clamped_and_computed_with_is_in_its_range_and_beyond(name: str) -> None:
+    text = f"""subgraph main (%{name}: int32[1], %x: float32[2]) {{
+      %c: float32[9] = DYNAMIC_UPDATE_SLICE(float32[9]{{splat 0.0}}, %x, %{name})
+      %o: int32[1] = MINIMUM(%{name}, int32{{NUMBER}})
+      return %o, %c
+    }}"""
+    one, other = (models.written(text.replace("NUMBER", number)) for number in ("100", "20"))
+    (info, _) = describe(parse(text.replace("NUMBER", "100")))["main"].inputs
+    assert (info.entries, info.accepts) == (8, 0)
+    assert not compare(one, other)
+    starts = [array_of(plan(SignatureInfo("s", (info,), ()), run=run)[0]) for run in range(2)]
+    assert all(0 <= start[0] < 8 for start in starts)
 
 
 def test_a_token_may_be_all_that_one_hot_takes() -> None:

@@ -148,10 +148,10 @@ def _has_no_role(info: TensorInfo, role: Role) -> bool:
 
 def _unknown(info: TensorInfo) -> dict[str, Any]:
     """Facts about an integer from what its readers accept."""
+    if info.accepts == 0:
+        return {"role": "integer", "limit": max(info.entries, 2)}
     limit = info.accepts or (role_of(info) == "token" and info.entries)
-    if limit:
-        return {"role": "index", "limit": limit}
-    return {} if info.accepts is None else {"role": "integer"}
+    return {"role": "index", "limit": limit} if limit else {}
 
 
 def _kinds(info: TensorInfo, role: Role) -> int:
@@ -350,18 +350,20 @@ def _integers(planned: InputPlan) -> NDArray[np.int64]:
 def _wide(planned: InputPlan) -> NDArray[np.int64]:
     """Integers for an input that may hold any, by `variant`: 0 and 1, the opposite, twice all bits, twice 4 to 14 bits.
 
-    In types of 8 and 16 bits, every variant draws from the whole range. Positive and negative numbers alternate, by
-    element and by variant.
+    If it also indexes, 0 and 1 are 0 to `limit` - 1. In types of 8 and 16 bits, the others are from the whole range.
+    Positive and negative numbers alternate, by element and by variant.
     """
     count = planned.info.elements
     types = (planned.info, planned.source or planned.info)
     limits = [np.iinfo(info.dtype) for info in types if info.is_plain_integer]
     low = max((int(each.min) for each in limits), default=-_LARGEST)
     high = min((int(each.max) for each in limits), default=_LARGEST)
+    if planned.variant < _WHOLE:
+        return (
+            noise.integers(planned.stream, count, 0, planned.limit) + planned.variant
+        ) % planned.limit
     if high < _LARGEST:
         return noise.integers(planned.stream, count, low, high + 1)
-    if planned.variant < _WHOLE:
-        return (noise.integers(planned.stream, count, 0, 2) + planned.variant) % 2
     sizes = np.full(count, min(high.bit_length(), 63))
     if planned.variant >= _SHORTER:
         sizes = noise.integers(noise.seed_of(planned.stream, "bits"), count, 4, 15)

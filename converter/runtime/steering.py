@@ -37,6 +37,8 @@ _CALLS = frozenset({"CALL", "IF", "STABLEHLO_COMPOSITE", "WHILE"})
 # The results are valid for any operand 0.
 _BOUNDED = frozenset({"ARG_MAX", "ARG_MIN", "SHAPE", "RANK", "ZEROS_LIKE"})
 _KEEPS_PLACES = frozenset({"CAST", "EXPAND_DIMS", "RESHAPE", "SQUEEZE"})
+# Nothing but a start is made of the values.
+_MOVES = _KEEPS_PLACES | _CALLS | {"CONCATENATION", "PACK"}
 
 How = Literal["same", "changed", "decided"]
 """How the input's values arrive: unchanged, as other numbers, or as the result of a comparison."""
@@ -100,7 +102,8 @@ class Steering:
     def limits(self, tensor: Tensor) -> tuple[int, int | None]:
         """The entries of the smallest table that an input indexes (0: none), and the end of the accepted integers.
 
-        That is ANY if the input steers nothing, and None if nobody knows.
+        That is ANY if the input steers nothing, or nothing but operands that clamp while other operators compute with
+        it; their end counts as entries. None: nobody knows.
         """
         met = _Met()
 
@@ -115,6 +118,7 @@ class Steering:
                         continue
                     limit = _limit(operator, place, reached.element)
                     if limit is None and _takes_any(operator, place):
+                        met.computed |= operator.name not in _MOVES
                         yield from _results(operator, place, reached)
                     else:
                         met.add(reached.how, operator, place, limit)
@@ -130,10 +134,12 @@ class _Met:
     `ends` has the limits of those that the unchanged input reaches, `changed` those that other numbers reach; `unknown`
     says how values reach operands whose limits nobody knows. Changed numbers may index only where unchanged ones do,
     too: exporters wrap negative indices by SELECT(i < 0, i + n, i). Where a comparison decides, a table that the input
-    itself indexes tells its range.
+    itself indexes tells its range. If other numbers are `computed` from an input, those beyond the ends of an operand
+    that clamps matter, too.
     """
 
     def __init__(self) -> None:
+        self.computed = False
         self.ends: dict[tuple[Operator, int], _Limit] = {}
         self.changed = set[tuple[Operator, int]]()
         self.unknown = set[How]()
@@ -159,7 +165,8 @@ class _Met:
         unknown = self.unknown - {"decided"} if entries else self.unknown
         if unknown or self.changed - self.ends.keys() or 0 in (*tables, *clamped):
             return entries, None
-        return entries, entries or max(clamped, default=ANY)
+        most = max(clamped, default=ANY)
+        return (most, ANY) if self.computed and not entries else (entries, entries or most)
 
 
 def _takes_any(operator: Operator, place: int) -> bool:
