@@ -93,6 +93,24 @@ def test_large_numbers_stay_in_the_range_of_a_quantized_counterpart() -> None:
     assert np.abs(array_of(one) - array_of(other) * 0.1).max() <= 0.81, "clipped beyond 3 sigma"
 
 
+@pytest.mark.parametrize("shape", [(), (50,), (5, 10)])
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+def test_a_complex_number_has_two_parts(dtype: str, shape: tuple[int, ...]) -> None:
+    info = tensor("x", *shape, dtype=dtype)
+    for further in (False, True):
+        (made,) = plan(SignatureInfo("s", (info,), ()), further=further)
+        array = array_of(made)
+        assert (array.dtype, array.shape) == (np.dtype(dtype), shape)
+        assert np.any(array.imag)
+        assert not np.array_equal(array.real, array.imag)
+        if shape:
+            assert (
+                min(array.imag.min(), array.real.min())
+                < 0
+                < max(array.imag.max(), array.real.max())
+            )
+
+
 def test_cosine_and_sine_are_of_the_same_angles() -> None:
     made = arrays(split_cache())
     squares = (

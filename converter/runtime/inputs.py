@@ -268,6 +268,11 @@ def array_of(planned: InputPlan) -> NDArray[Any]:
     """The array of one plan, in the dtype of its tensor."""
     info = planned.info
     source = planned.source or planned.info
+    dtype = np.dtype(info.dtype)
+    if dtype.kind == "c":
+        parts = replace(info, shape=(2, *info.shape), dtype=f"float{dtype.itemsize * 4}")
+        real, imaginary = array_of(replace(planned, info=parts))
+        return np.asarray(real + 1j * imaginary, dtype)
     if planned.role == "mask":
         return _encode(_mask(planned), info)
     if planned.role == "position":
