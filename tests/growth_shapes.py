@@ -161,6 +161,18 @@ def composites_of_one(count: int) -> str:
     return f"{main} subgraph long (%y0: float32[1,8]) {{ {' '.join(body)} return %y{count} }}"
 
 
+def packed(count: int) -> str:
+    """An integer is packed many times, and the result joined many times."""
+    often = ", ".join(["%i"] * count)
+    joined = ", ".join(["%p"] * count)
+    return f"""subgraph main (%i: int32[]) {{
+      %p: int32[{count}] = PACK({often}) {{values_count: {count}, axis: 0}}
+      %q: int32[{count * count}] = CONCATENATION({joined}) {{axis: 0}}
+      %y: int32[{count * count}] = NEG(%q)
+      return %y
+    }}"""
+
+
 def _listed(name: str, count: int) -> str:
     return ", ".join(f"%{name}{i}" for i in range(count))
 
@@ -181,6 +193,7 @@ SHAPES: dict[str, Callable[[int], str]] = {
         products_of_products,
         given_weights,
         composites_of_one,
+        packed,
     )
 }
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import proof_models as models
 import pytest
+from growth_shapes import SHAPES, visits
 
 from edge_opt.comparison.compare import compare
 from edge_opt.ir.parse import parse
@@ -134,6 +135,12 @@ def test_an_input_accepts_what_its_readers_accept(case: str) -> None:
     operators = re.sub(r"CUSTOM\('mine', ", "CUSTOM 'mine' (", operators)
     (signature,) = describe(parse(model(operators))).values()
     assert signature.inputs[0].accepts == accepts
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_twice_the_operators_take_at_most_little_more_than_twice_the_visits(shape: str) -> None:
+    small, large = (parse(SHAPES[shape](count)) for count in (75, 150))
+    assert visits(lambda: describe(large)) <= 2.2 * visits(lambda: describe(small))
 
 
 def test_a_variable_passes_numbers_on() -> None:

@@ -6,7 +6,7 @@ is not known to take any number.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Literal
@@ -40,6 +40,9 @@ _KEEPS_PLACES = frozenset({"CAST", "EXPAND_DIMS", "RESHAPE", "SQUEEZE"})
 # Nothing but a start is made of the values.
 _MOVES = _KEEPS_PLACES | _CALLS | {"CONCATENATION", "PACK"}
 
+_MOST_AXES = 8
+"""A start has no more elements, so elements of longer vectors need not be told apart."""
+
 How = Literal["same", "changed", "decided"]
 """How the input's values arrive: unchanged, as other numbers, or as the result of a comparison."""
 
@@ -68,6 +71,7 @@ class Steering:
         self._subgraphs = model.subgraphs
         self._passed = defaultdict[Tensor, list[Tensor]](list)
         self._ends = set[Tensor]()
+        self._known = dict[Operator, defaultdict[Tensor | None, list[int]]]()
         # Any variable may be read where any is written.
         memory = Tensor("variables", (), DType.RESOURCE)
         for operator in chain.from_iterable(self._subgraphs):
@@ -113,9 +117,7 @@ class Steering:
             for other in self._passed.get(reached.tensor, ()):
                 yield replace(reached, tensor=other)
             for operator in reached.tensor.consumers:
-                for place, given in enumerate(operator.inputs):
-                    if given is not reached.tensor:
-                        continue
+                for place in self._places(operator)[reached.tensor]:
                     limit = _limit(operator, place, reached.element)
                     if limit is None and _takes_any(operator, place):
                         met.computed |= operator.name not in _MOVES
@@ -126,6 +128,14 @@ class Steering:
         for _ in walked([_Reached(tensor)], beyond):
             pass
         return met.limits()
+
+    def _places(self, operator: Operator) -> Mapping[Tensor | None, Sequence[int]]:
+        """The places of each input of an operator; listed once, because a join may have thousands."""
+        if operator not in self._known:
+            places = self._known[operator] = defaultdict[Tensor | None, list[int]](list)
+            for place, tensor in enumerate(operator.inputs):
+                places[tensor].append(place)
+        return self._known[operator]
 
 
 class _Met:
@@ -215,6 +225,8 @@ def _joined_place(operator: Operator, place: int, reached: _Reached) -> int | No
     if operator.name not in {"PACK", "CONCATENATION"} or not operator.outputs:
         return None
     if len(operator.outputs[0].shape) != 1:
+        return None
+    if max(operator.outputs[0].elements, len(operator.inputs)) > _MOST_AXES:
         return None
     before = sum(tensor.elements for tensor in operator.inputs[:place] if tensor is not None)
     if reached.tensor.elements == 1:
