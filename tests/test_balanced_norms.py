@@ -120,6 +120,34 @@ def test_norms_without_a_negative_are_named(text: str) -> None:
     assert {report.why for report in reports} == {"quantization"}
 
 
+def test_a_norm_whose_body_adds_to_its_weights_is_skipped() -> None:
+    """`norm * (1 + w)`: its negative is not `norm * (1 - w)`."""
+    total = "  %o: int16[4] q(0.0002, 0) = ADD(%b, int16[] {10000} q(0.0001, 0))\n  %c"
+    text = layers().replace("  %c", total).replace("MUL(%a, %b)", "MUL(%a, %o)")
+    _, reports = convert_text(text, "balanced_norms", target=TARGET)
+    assert {report.status for report in reports} == {"skipped"}
+    assert "does more with its weights than multiply" in reports[0].reason
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "count"),
+    [
+        ("q(0.05, 0)", "q(0.0, 0)", 0),
+        (" q(0.05, 0)", "", 0),
+        ("q(0.02, 0)", "q(0.0, 0)", 3),
+        ("q(0.02, 0)", "q(0.02, -32768)", 3),
+    ],
+    ids=["no step of a sum", "no quantization of a sum", "no step of a norm", "zero point of a norm"],
+)  # fmt: skip
+def test_sums_and_norms_without_a_step_and_norms_with_a_zero_point_stay(
+    old: str, new: str, count: int
+) -> None:
+    model = parse(layers().replace(old, new))
+    edge_opt.convert(model, target=TARGET, verify="none")
+    assert len([*residual_sums(model.subgraphs[0])]) == count
+    assert names(model).count("SUB") == (count > 0)
+
+
 def test_a_norm_that_is_added_to_itself_or_a_factor_is_not_in_a_residual_sum() -> None:
     assert edge_opt.convert(parse(layers(addition="ADD(%n{0}, %n{0})")), target=TARGET).sites == []
     model, _ = convert_text(

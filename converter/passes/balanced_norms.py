@@ -9,7 +9,7 @@ import numpy as np
 
 from edge_opt.base.words import name_below
 from edge_opt.ir import DType, Operator, Subgraph, Tensor
-from edge_opt.ir.composites import composite_name
+from edge_opt.ir.composites import body_of, composite_name
 from edge_opt.ir.refusal import Reason, Why
 from edge_opt.ir.walk import read_outside
 from edge_opt.passes.codes import step_of
@@ -18,6 +18,7 @@ from edge_opt.verification.check import Steps
 from edge_opt.verification.rewrite import Rewrite
 
 NORM = "odml.rms_norm"
+_LINEAR = ("MUL", "RESHAPE", "BROADCAST_TO", "QUANTIZE", "DEQUANTIZE")
 
 
 class BalancedNorms(Pass):
@@ -43,11 +44,14 @@ class BalancedNorms(Pass):
         error = 0.0
         for addition, norm in residual_sums(context.subgraph):
             wanted = addition.name == "ADD" and error < 0
-            negates = wanted and _has_negative(norm.input(1))
+            is_linear = _is_linear(body_of(context.model, norm))
+            negates = wanted and is_linear and _has_negative(norm.input(1))
             if negates:
                 yield Site(addition, partial(_build, context, addition, norm))
             elif wanted:
-                text = "the norm's weights are not symmetric int16 constants, or have no negative"
+                text = "the norm's weights are not symmetric int16 constants that have a negative"
+                if not is_linear:
+                    text = "the norm's body does more with its weights than multiply by them"
                 yield Site(addition, reason=Reason(Why.QUANTIZATION, text))
             half_a_step = step_of(norm.outputs[0]) / 2
             error += half_a_step if negates or addition.name == "SUB" else -half_a_step
@@ -56,7 +60,7 @@ class BalancedNorms(Pass):
 def residual_sums(graph: Subgraph) -> Iterator[tuple[Operator, Operator]]:
     """Int16 sums that are the only readers of an integer norm's result, in execution order, each with its norm."""
     for addition in graph.operators:
-        if addition.name not in ("ADD", "SUB") or addition.output.dtype is not DType.INT16:
+        if addition.name not in ("ADD", "SUB") or not _has_step(addition.output):
             continue
         one = addition.input(0)
         other = addition.input(1)
@@ -74,8 +78,29 @@ def residual_sums(graph: Subgraph) -> Iterator[tuple[Operator, Operator]]:
 def _is_int16_norm(operator: Operator) -> bool:
     if composite_name(operator) != NORM or len(operator.inputs) != 2 or len(operator.outputs) != 1:
         return False
-    result = operator.outputs[0]
-    return result.dtype is DType.INT16 and result.is_quantized
+    return _has_step(operator.outputs[0]) and _is_symmetric(operator.outputs[0])
+
+
+def _has_step(tensor: Tensor) -> bool:
+    return tensor.dtype is DType.INT16 and tensor.is_quantized and step_of(tensor) > 0
+
+
+def _is_linear(body: Subgraph) -> bool:
+    """True if a norm's body only multiplies by its weights, so that negated ones negate its result."""
+    if len(body.inputs) != 2 or len(body.outputs) != 1:
+        return False
+    tensor = body.inputs[1]
+    while tensor is not body.outputs[0]:
+        readers = tensor.consumers
+        if len(readers) != 1 or readers[0].name not in _LINEAR:
+            return False
+        (reader,) = readers
+        if reader.name == "MUL" and (
+            reader.option("fused_activation_function") or reader.input(0) is reader.input(1)
+        ):
+            return False
+        tensor = reader.output
+    return True
 
 
 def _has_negative(weight: Tensor) -> bool:
