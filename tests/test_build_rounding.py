@@ -17,15 +17,17 @@ from edge_opt.building import rounding
 from edge_opt.building.checkpoint import Streamed
 from edge_opt.building.gptq import BOTTOM, TOP, Grid, Rounder, damping_for
 from edge_opt.building.narrowing import narrow_layers
-from edge_opt.building.network import PRODUCTS, check_family
+from edge_opt.building.network import PRODUCTS, Network, Product, check_family
 from edge_opt.building.rounding import (
     CHECKPOINT,
     PLAN,
     Choice,
     Plan,
     allowed_for,
+    checked_plan,
     choose,
     grids_of,
+    plan_lines,
     read_rounded,
 )
 from edge_opt.building.stages import Job
@@ -50,12 +52,17 @@ def exported(grid: Grid) -> tuple[str, str, str]:
     values = grid.values().astype(np.float32)
     scales = np.maximum(np.abs(values).max(axis=1), np.float32(1e-9)) / np.float32(127)
     codes = np.rint(values / scales[:, None]).astype(int)
-    return ", ".join(map(str, codes.ravel())), ", ".join(map(str, scales)), ", ".join("0" * ROWS)
+    return (
+        ", ".join(map(str, codes.ravel())),
+        ", ".join(map(str, scales)),
+        ", ".join("0" * len(codes)),
+    )
 
 
 def model(*grids: Grid, bias: str = "") -> Model:
     """Two entry points with one product for each grid, all of one input."""
     graphs = []
+    rows = len(grids[0].codes)
     for number, name in enumerate(("prefill", "decode")):
         lines = []
         for place, grid in enumerate(grids):
@@ -66,7 +73,7 @@ def model(*grids: Grid, bias: str = "") -> Model:
                 else "none"
             )
             lines.append(
-                f"  %y{place}: int16[1,{ROWS}] q(0.05, 0) = FULLY_CONNECTED(%x, int8[{ROWS},{COLUMNS}]{{{codes}}} "
+                f"  %y{place}: int16[1,{rows}] q(0.05, 0) = FULLY_CONNECTED(%x, int8[{rows},{COLUMNS}]{{{codes}}} "
                 f"q([{scales}], [{zeros}], axis 0), {added}) {{keep_num_dims: true}}\n"
             )
         results = ", ".join(f"y{place}=%y{place}" for place in range(len(grids)))
@@ -177,20 +184,51 @@ def test_rounded_weights_make_up_for_what_their_inputs_lost() -> None:
     assert differs(rounder.rounded(weights, lost)) < 0.5 * differs(rounder.rounded(weights))
 
 
+def on_grid(values: Any) -> Grid | None:
+    weights = SimpleNamespace(
+        model=SimpleNamespace(named_modules=lambda: [("q_proj", None)]),
+        read=lambda _, rows=slice(None): values[rows],
+    )
+    return grids_of(cast(Streamed, weights)).get("q_proj")
+
+
 @pytest.mark.parametrize("largest", [7, 8])
 def test_a_grid_is_recognized_if_its_codes_fit_4_bits(largest: int) -> None:
     """Stored in 4 bits, 8 would be -8."""
     grid = grid_of(6)
     grid.codes[0, :3] = -8, largest, 1
-    weights = SimpleNamespace(
-        model=SimpleNamespace(named_modules=lambda: [("q_proj", None)]),
-        read=lambda _, rows=slice(None): grid.values()[rows],
-    )
-    found = grids_of(cast(Streamed, weights))
+    found = on_grid(grid.values())
     if largest == 8:
-        assert not found
+        assert found is None
     else:
-        np.testing.assert_allclose(found["q_proj"].values(), grid.values(), rtol=1e-6)
+        assert found is not None
+        np.testing.assert_allclose(found.values(), grid.values(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("bits", [0, 16])
+def test_a_grid_is_recognized_as_bfloat16_stores_it(bits: int) -> None:
+    random = np.random.default_rng(1)
+    codes = random.integers(BOTTOM, TOP, (96, 576), endpoint=True).astype(np.float32)
+    scales = random.uniform(0.005, 0.05, (96, 1)).astype(np.float32)
+    codes[5] = 0
+    values = codes * scales
+    values[5, 0] = 1e-12  # less than the exporter keeps
+    half = 1 << bits >> 1
+    rows = ((values.view(np.uint32) + half) >> bits << bits).view(np.float32)
+    found = on_grid(rows)
+    assert found is not None
+    np.testing.assert_array_equal(found.codes, codes)
+    wanted = np.where(codes.any(axis=1), scales[:, 0], 1)
+    np.testing.assert_allclose(found.scales, wanted, rtol=2**-8)
+    assert on_grid(random.normal(size=(1, 24)).astype(np.float32)) is None
+
+
+def test_a_row_that_the_exporter_makes_zeros_is_rounded_to_zeros() -> None:
+    weights = RNG.normal(size=(3, COLUMNS)).astype(np.float32)
+    weights[1] *= np.float32(1e-12)
+    grid = Rounder(np.eye(COLUMNS, dtype=np.float32)).rounded(weights)
+    assert [bool(row.any()) for row in grid.codes] == [True, False, True]
+    narrow_layers(model(grid), {"layer": grid}, {})
 
 
 def test_the_allowance_leaves_room_for_activations_and_for_text_of_another_kind() -> None:
@@ -217,6 +255,38 @@ def test_the_least_harmful_products_for_their_size_are_chosen_while_together_the
         plan = choose(measured, together, allowance)
         assert {one.name for one in plan.products if one.bits == 4} == narrow
         assert plan.together == (together(plan) if narrow else None)
+
+
+def test_the_line_of_products_at_8_bits_tells_costs_only_where_they_were_measured() -> None:
+    for kl, line in (
+        (0.01, "At 8 bits, for the KL divergence that 4 would cost: o of layer 1 (0.0100)"),
+        (None, "At 8 bits: o of layer 1"),
+    ):
+        assert line in plan_lines(Plan((Choice(0, "o", 9, 4), Choice(1, "o", 9, 8, kl))))
+
+
+GIVEN = [
+    {"layer": 0, "name": "o", "weights": 9, "bits": 4},
+    {"layer": 1, "name": "o", "weights": 9, "bits": 8},
+]
+
+
+@pytest.mark.parametrize(
+    ("products", "message"),
+    [
+        ([{**GIVEN[0], "bits": "4"}], r"the plan is not valid: .*`int`.*`\$.products\[0\].bits`; give"),
+        ([{**GIVEN[0], "bits": 3}], "has 3 bits for o of layer 0: give 4 or 8"),
+        ([{**GIVEN[0], "kl": math.inf}], "has the kl inf for o of layer 0: give a number or null"),
+        (GIVEN[:1], "has 1 products, and the checkpoint 2 in 2 layers; o of layer 1 is missing"),
+        ([*GIVEN, GIVEN[0]], "has 3 products.*; o of layer 0 is one too many: give the plan of"),
+        ([*GIVEN, {**GIVEN[0], "name": "q"}], "has 3 products.*; q of layer 0 is one too many"),
+    ],
+)  # fmt: skip
+def test_a_plan_that_does_not_fit_is_refused_with_the_product(products: Any, message: str) -> None:
+    layers = [[Product(layer, "o", {})] for layer in range(2)]
+    network = cast(Network, SimpleNamespace(products=layers))
+    with pytest.raises(UsageError, match=message):
+        checked_plan({"products": products}, network)
 
 
 def narrow_of(plan: Plan) -> set[Choice]:
@@ -277,6 +347,33 @@ def test_nothing_is_measured_if_the_logits_alone_cost_more_than_is_allowed() -> 
     assert [one.bits for one in plan.products] == [8]
 
 
+def divided(folder: Path, monkeypatch: Patch, texts: list[list[int]]) -> Any:
+    """How texts, as tokens, are divided."""
+    prompts = folder / "prompts.jsonl"
+    prompts.write_text("".join(f'"{number}"\n' for number in range(len(texts))))
+    tokenizer = SimpleNamespace(tokenize=lambda text: texts[int(text)])
+    wording = SimpleNamespace(tokenizer=tokenizer, text=str)
+    monkeypatch.setattr(rounding, "wording_of", lambda _: wording)
+    return rounding._texts(folder, prompts)
+
+
+@pytest.mark.slow
+def test_every_fourth_long_prompt_is_judged_by_each_once(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    pytest.importorskip("torch")
+    long = [[number] * 600 for number in range(12)]
+    short = [[number] * 50 for number in range(12)]
+    every = [text for pair in zip(long, short, strict=True) for text in pair]
+    found = divided(tmp_path, monkeypatch, [[], *every, *every])
+    assert [int(text[0, 0]) for text in found.together] == [3, 7, 11]
+    assert len(found.read) == 21
+    message = "there are 1200 tokens and 1 such prompt: give more different prompts"
+    for texts in ([[5] * 20000], [[5] * 20000] * 9):
+        with pytest.raises(UsageError, match=message):
+            divided(tmp_path, monkeypatch, texts)
+
+
 TEXTS = [[(7 * start + 3 * place) % 50 for place in range(600)] for start in range(12)]
 
 
@@ -307,16 +404,11 @@ def checkpoint(folder: Path, **settings: Any) -> Any:
 def rounded(
     folder: Path, monkeypatch: Patch, source: Path, **options: Any
 ) -> tuple[Path, dict[str, Any]]:
-    prompts = folder / "prompts.jsonl"
-    prompts.write_text("".join(f'"{number}"\n' for number in range(len(TEXTS))))
-    tokenize = SimpleNamespace(tokenize=lambda text: TEXTS[int(text)])
-    monkeypatch.setattr(
-        rounding, "wording_of", lambda _: SimpleNamespace(tokenizer=tokenize, text=str)
-    )
     output = folder / f"rounded{len([*folder.iterdir()])}"
     output.mkdir()
     given = {"ratio": 1.05, "plan": None, "rotate": True, **options}
-    inputs = {"checkpoint": str(source), "prompts": str(prompts)}
+    divided(folder, monkeypatch, TEXTS)
+    inputs = {"checkpoint": str(source), "prompts": str(folder / "prompts.jsonl")}
     return output, rounding.round_weights(
         Job("round", str(output), inputs, options=given), lambda *_: None
     )

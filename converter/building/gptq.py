@@ -21,6 +21,8 @@ TOP = 7
 
 Without -8, 4 bits in 95 % of Qwen2.5-Coder-0.5B's weights cost 0.0458 instead of 0.0433 nats on text of another kind.
 """
+LEAST_ROW = np.float32(1e-9)
+"""ai-edge-quantizer's floor for the largest weight of a row: smaller ones become zeros, also here."""
 ROWS_AT_ONCE = 8192
 """Rows of weights that are read, rounded or written together."""
 _ROWS_TOGETHER = 4096  # that fit a core's cache with a block of columns
@@ -155,10 +157,11 @@ def _compensation(hessian: Floats) -> Floats:
 
 def _least_scales(weights: Floats) -> Floats:
     """The least scale of each row in which none of its weights `[rows, columns]` is clipped; 1 for a row of zeros."""
+    is_row = np.abs(weights).max(axis=1) >= LEAST_ROW
     scales = np.maximum(
         weights.max(axis=1) / np.float32(TOP), weights.min(axis=1) / np.float32(BOTTOM)
     )
-    return np.where(scales > 0, scales, np.float32(1))
+    return np.where(is_row, scales, np.float32(1))
 
 
 def _nearest(weights: Floats, scales: Floats) -> Floats:

@@ -16,7 +16,15 @@ import numpy as np
 from edge_opt.base.errors import UsageError
 from edge_opt.base.words import Progress
 from edge_opt.building.checkpoint import Streamed
-from edge_opt.building.gptq import ROWS_AT_ONCE, Floats, Grid, Moments, Rounder, damping_for
+from edge_opt.building.gptq import (
+    LEAST_ROW,
+    ROWS_AT_ONCE,
+    Floats,
+    Grid,
+    Moments,
+    Rounder,
+    damping_for,
+)
 from edge_opt.building.logits import KEPT_ROWS
 
 PRODUCTS = {
@@ -421,6 +429,6 @@ def _limits(states: Any) -> Any:
 def _at_8_bits(module: Any) -> Grid:
     """The weights of a linear module as the exporter quantizes them: one scale a row, the largest code 127."""
     rows = rows_of(module)
-    scales = np.maximum(np.abs(rows).max(axis=1), np.float32(1e-9)) / 127
+    scales = np.maximum(np.abs(rows).max(axis=1), LEAST_ROW) / 127
     codes = np.rint(rows / scales[:, None])
     return Grid(codes.astype(np.int8), np.asarray(scales, np.float32))

@@ -83,16 +83,17 @@ def rotate_stream(
     before, largest = _run(weights.model)
     _write_rotated(weights, weights.prepare_copy(source, output, weights.names, untie=True))
     after, smaller = _run(load(output).model)
-    difference = float((after - before).abs().max() / before.abs().max())
+    change = float((after - before).abs().max())
+    logit = float(before.abs().max())
     reason = ""
-    if not difference <= _SAME:  # NaN, too
-        reason = f"its logits would change by {difference:.2%} of the largest one"
-    elif not smaller * least_gain <= largest:
+    if not change <= _SAME * logit:  # NaN, too
+        reason = f"its logits would change by {change:.2g}, where the largest is {logit:.2g}"
+    elif not 0 < smaller * least_gain <= largest:
         reason = f"its largest number would only change from {largest:,.1f} to {smaller:,.1f}"
     if reason:
         shutil.rmtree(output)
         return _left(reason)
-    note = f"Rotated the residual stream: its largest number falls from {largest:,.0f} to {smaller:,.0f}"
+    note = f"Rotated the residual stream: its largest number changes from {largest:,.0f} to {smaller:,.0f}"
     return Prepared(rotated=True, note=note)
 
 
