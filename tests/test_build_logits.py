@@ -82,7 +82,6 @@ def test_an_error_is_made_up_for_by_the_columns_that_follow() -> None:
 @pytest.mark.parametrize(
     ("found", "kept", "message"),
     [
-        (model(), ROWS, "all 97 tokens would stay at 8 bits"),
         (
             model("%logits: int16[1,1,97] q(0.05, 0) = ADD(%y, %y)"),
             KEPT,
@@ -93,6 +92,13 @@ def test_an_error_is_made_up_for_by_the_columns_that_follow() -> None:
 def test_what_cannot_be_narrowed_is_refused(found: Model, kept: int, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         narrow_logits(found, MOMENTS, print, kept=kept)
+
+
+def test_a_small_vocabulary_stays_at_8_bits_with_a_note() -> None:
+    found = model()
+    note = narrow_logits(found, MOMENTS, print, kept=ROWS)
+    assert note == "Weights of the logits are in 8 bits, as those of the first 97 tokens always are"
+    assert to_bytes(found) == to_bytes(model())
 
 
 @pytest.mark.slow

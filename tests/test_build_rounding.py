@@ -16,6 +16,7 @@ from edge_opt.base.errors import EdgeOptError, UsageError
 from edge_opt.building import rounding
 from edge_opt.building.checkpoint import Streamed
 from edge_opt.building.gptq import BOTTOM, TOP, Grid, Rounder, damping_for
+from edge_opt.building.logits import by_row
 from edge_opt.building.narrowing import narrow_layers
 from edge_opt.building.network import PRODUCTS, Network, Product, check_family
 from edge_opt.building.rounding import (
@@ -31,8 +32,9 @@ from edge_opt.building.rounding import (
     read_rounded,
 )
 from edge_opt.building.stages import Job
-from edge_opt.ir import DType, Model, to_bytes
+from edge_opt.ir import Buffer, DType, Model, Tensor, to_bytes
 from edge_opt.ir.parse import parse
+from edge_opt.schema import Data
 
 ROWS, COLUMNS = 12, 16
 RNG = np.random.default_rng(3)
@@ -140,8 +142,64 @@ def test_a_bias_in_codes_takes_the_scales_of_the_narrow_weights() -> None:
     assert np.abs(before - wanted)[0, rows].max() <= 2 * 0.05
     after = run(new, "decode", x)["y0"] * 0.05
     assert np.abs(after - wanted).max() <= 0.05
-    with pytest.raises(EdgeOptError, match=r"has a bias '.*' that the checkpoint does not have"):
+    with pytest.raises(EdgeOptError, match=r"has a bias '.*' that fits 0 products of the checkp"):
         narrow_layers(model(grid, bias=bias), {"layer": grid}, {})
+
+
+def biased(grid: Grid, *reals: Any) -> Model:
+    """Products with these weights, each with its own bias, clipped as the quantizer does."""
+    scales = [float(scale) * 0.001 for scale in exported(grid)[1].split(", ")]
+    found = model(*[grid] * len(reals), bias=f"float32[{ROWS}]{{{{{', '.join('0' * ROWS)}}}}}")
+    for graph in found.subgraphs:
+        for product, real in zip(graph, reals, strict=True):
+            codes = np.clip(np.rint(real / np.array(scales)), -(2**31) + 1, 2**31 - 1)
+            buffer = Buffer(Data(codes.astype(np.int64).tobytes()))
+            bias = Tensor("bias", (ROWS,), DType.INT64, quantization=by_row(scales), buffer=buffer)
+            graph.set_input(product, 2, graph.add_tensor(bias))
+    return found
+
+
+def test_products_of_the_same_weights_keep_their_own_biases() -> None:
+    grid = grid_of(1)
+    grid.codes[:, 0] = -8
+    reals = [RNG.normal(0, 5, ROWS).astype(np.float32) for _ in range(2)]
+    found = biased(grid, *reals)
+    narrow_layers(found, {"a": grid, "b": grid}, {"b": reals[1], "a": reals[0]})
+    x = RNG.integers(-3000, 3000, (1, COLUMNS)).astype(np.int16)
+    after = run(found, "decode", x)
+    for place, real in enumerate(reals):
+        wanted = (x * 0.001) @ grid.values().T + real
+        assert np.abs(after[f"y{place}"] * 0.05 - wanted).max() <= 0.05
+    zeros = Grid(np.zeros_like(grid.codes), grid.scales)
+    with pytest.raises(EdgeOptError, match="that fits 2 products of the checkpoint, not one"):
+        narrow_layers(
+            biased(zeros, *reals), {"a": zeros, "b": zeros}, {"a": reals[0], "b": reals[1]}
+        )
+
+
+def test_a_bias_keeps_its_value_where_weights_are_zeros_or_too_fine_for_it() -> None:
+    grid = grid_of(2)
+    grid.codes[:, 0] = -8
+    grid.codes[3] = 0
+    grid.scales[3] = 1
+    grid.scales[5] = 1e-6
+    real = RNG.normal(0, 0.5, ROWS).astype(np.float32)
+    real[3] = 0.01
+    real[5] = 30
+    found = biased(grid, real)
+    narrow_layers(found, {"layer": grid}, {"layer": real})
+    for graph in found.subgraphs:
+        (product,) = graph
+        bias = product.input(2)
+        assert bias.quantization is not None
+        np.testing.assert_allclose(bias.array() * bias.quantization.scale, real, atol=1e-4)
+        weights = product.input(1).quantization
+        assert weights is not None
+        others = [row for row in range(ROWS) if row not in (3, 5)]
+        np.testing.assert_array_equal(weights.scale[others], grid.scales[others])
+    x = RNG.integers(-3000, 3000, (1, COLUMNS)).astype(np.int16)
+    wanted = (x * 0.001) @ grid.values().T + real
+    assert np.abs(run(found, "decode", x)["y0"] * 0.05 - wanted).max() <= 0.05
 
 
 @pytest.mark.parametrize("change", [1, 9])

@@ -10,7 +10,7 @@ ones, and the perplexity was 12.5 times the checkpoint's. A bias fits if the wei
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,38 +47,38 @@ def _is_weights(reader: Operator, weights: Tensor) -> bool:
     )
 
 
+def known_bias(stored: Tensor, known: Iterable[Floats]) -> Floats:
+    """The one of known biases that is stored; EdgeOptError if it is none of them, or several that differ may be."""
+    found = [bias for bias in known if _is_stored(bias, stored)]
+    if len({bias.tobytes() for bias in found}) != 1:
+        raise EdgeOptError(
+            f"the quantized bundle has a bias '{stored.name}' that fits {many(len(found), 'product')} of the "
+            f"checkpoint, not one: use weights='4-logits'"
+        )
+    return found[0]
+
+
 def replace_weights(
     graph: Subgraph, weights: Tensor, new: Tensor, biases: Mapping[Operator, Floats]
 ) -> None:
-    """Make all readers read new weights, and `biases` in steps that follow from their scales.
-
-    Raises:
-        EdgeOptError: a reader's bias in codes is not among `biases`, or does not fit 32 bits.
-    """
+    """Make all readers read new weights, and `biases` in steps that follow from their scales, in which they fit."""
     graph.add_tensor(new)
     for reader in weights.consumers:
         stored = bias_of(reader)
         if stored is not None:
-            codes = _bias_codes(stored, biases.get(reader), reader.input(0), new)
+            codes = _bias_codes(stored, biases[reader], reader.input(0), new)
             graph.set_input(reader, 2, graph.add_tensor(codes))
     graph.replace_uses(weights, new)
 
 
-def _bias_codes(stored: Tensor, bias: Floats | None, operand: Tensor, weights: Tensor) -> Tensor:
+def _bias_codes(stored: Tensor, bias: Floats, operand: Tensor, weights: Tensor) -> Tensor:
     """The bias in steps of the product of the operand's scale and the weights' scales, in its stored type."""
     assert operand.quantization is not None
     assert weights.quantization is not None
-    if bias is None or bias.shape != stored.shape:
-        raise EdgeOptError(
-            f"the quantized bundle has a bias '{stored.name}' that the checkpoint does not have"
-        )
     scales = operand.quantization.scale[0] * weights.quantization.scale
     codes = np.rint(bias.astype(np.float64) / scales)
     # Of either type: kernels add it to sums of 32 bits, or clip it to them.
-    if np.abs(codes).max(initial=0) > LARGEST_BIAS:
-        raise EdgeOptError(
-            f"the bias '{stored.name}' does not fit the scales of its weights: use weights='8'"
-        )
+    assert np.abs(codes).max(initial=0) <= LARGEST_BIAS
     return Tensor(
         f"{stored.name}/in_steps",
         stored.shape,
@@ -139,21 +139,38 @@ def _clipped(
 
 def _before(bias: Tensor, exported: Subgraph | None) -> Floats | None:
     """The bias before quantization; None if the exported graph has none of that name that agrees."""
-    if exported is None or bias.quantization is None:
+    if exported is None:
         return None
     named = [tensor for tensor in exported.tensors if tensor.name == bias.name]
     if len(named) != 1 or named[0].dtype is not DType.FLOAT32 or not named[0].has_numbers:
         return None
     real = np.asarray(named[0].array(), np.float32)
+    return real if _is_stored(real, bias) else None
+
+
+def _is_stored(real: Floats, bias: Tensor) -> bool:
+    """True if a stored bias is this one, to one of its steps, where it is not clipped."""
+    assert bias.quantization is not None
     if real.shape != bias.shape:
-        return None
+        return False
     steps = bias.quantization.scale.astype(np.float64)
     stored = np.asarray(bias.array()) * steps
     clipped = is_clipped(bias)
     is_near = np.abs(stored - real) <= steps + 1e-6 * np.abs(real)
     # Of either sign: in float32 the end of 32 bits rounds to 2^31, and its cast becomes the other end.
     is_beyond = np.abs(real) >= np.abs(stored) * (1 - 1e-6)
-    return real if np.where(clipped, is_beyond, is_near).all() else None
+    return bool(np.where(clipped, is_beyond, is_near).all())
+
+
+def steps_for(biases: Mapping[Operator, Floats], steps: Floats) -> Floats:
+    """The least steps `[rows]` of weights, no less than `steps`, in which all biases of their readers fit 32 bits."""
+    wide = steps
+    for reader, bias in biases.items():
+        operand = reader.input(0).quantization
+        assert operand is not None
+        needed = np.abs(bias.astype(np.float64)) / (operand.scale[0] * float(LARGEST_BIAS))
+        wide = np.maximum(wide, (_ABOVE * needed).astype(np.float32))
+    return wide
 
 
 def _widen(copies: Sequence[_Weights], biases: Mapping[Operator, Floats]) -> int:
@@ -162,12 +179,7 @@ def _widen(copies: Sequence[_Weights], biases: Mapping[Operator, Floats]) -> int
     assert first.quantization is not None
     codes: NDArray[np.int8] = np.asarray(first.array(), np.int8)
     steps = np.broadcast_to(first.quantization.scale, len(codes)).astype(np.float32)
-    wide = steps
-    for reader, bias in biases.items():
-        operand = reader.input(0).quantization
-        assert operand is not None
-        needed = np.abs(bias.astype(np.float64)) / (operand.scale[0] * float(LARGEST_BIAS))
-        wide = np.maximum(wide, np.where(needed > steps, _ABOVE * needed, 0).astype(np.float32))
+    wide = steps_for(biases, steps)
     coarser = np.rint(codes * (steps / wide)[:, None]).astype(np.int8)
     buffer = Buffer(Data(coarser.tobytes()))
     for graph, weights in copies:

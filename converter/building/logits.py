@@ -63,13 +63,18 @@ def moments_of(checkpoint: Path, prompts: Path, progress: Progress, *, rotated: 
     return np.asarray(total.numpy(), np.float32)
 
 
-def narrow_logits(model: Model, moments: Floats, progress: Progress, kept: int = KEPT_ROWS) -> None:
+def narrow_logits(model: Model, moments: Floats, progress: Progress, kept: int = KEPT_ROWS) -> str:
     """Cut the int8 product of every signature's logits after row `kept` and round the later rows to 4 bits, in place.
+
+    With at most `kept` rows, nothing changes.
 
     `moments` `[hidden, hidden]` is the sum of `x x'` over inputs x of the product, from text typical of real use.
 
+    Returns:
+        A note for the user.
+
     Raises:
-        UsageError: the model has no such product, or at most `kept` rows.
+        UsageError: the model has no such product.
     """
     products = (_product(signature.outputs) for signature in model.signatures)
     found = dict.fromkeys(product for product in products if product is not None)
@@ -80,14 +85,13 @@ def narrow_logits(model: Model, moments: Floats, progress: Progress, kept: int =
         weights = product.input(1)
         rows, hidden = weights.shape
         if rows <= kept:
-            raise UsageError(
-                f"all {rows} tokens would stay at 8 bits, as the first {kept} do: use weights='8'"
-            )
+            return f"Weights of the logits are in 8 bits, as those of the first {kept} tokens always are"
         assert moments.shape == (hidden, hidden)
         key = id(weights.buffer)
         if key not in narrowed:
             narrowed[key] = _parts(weights, moments, kept, progress)
         _cut(model, product, narrowed[key])
+    return f"Weights of the logits are in 4 bits, those of the first {kept} tokens in 8"
 
 
 def _product(outputs: dict[str, Tensor]) -> Operator | None:

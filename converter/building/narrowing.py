@@ -5,7 +5,9 @@ with the scale s and the largest code m becomes `round(127 c / m)`, which does n
 keeps codes and scales, and a constant is recognized by its signs, which 8 bits preserve: `127 / m` is more than 15.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -14,21 +16,28 @@ import numpy as np
 
 from edge_opt.base.errors import EdgeOptError
 from edge_opt.base.words import Progress, many
-from edge_opt.building.biases import replace_weights, restore_clipped, weights_of
-from edge_opt.building.gptq import Codes, Floats, Grid
-from edge_opt.building.logits import KEPT_ROWS, four_bits, moments_of, narrow_logits
+from edge_opt.building.biases import (
+    known_bias,
+    replace_weights,
+    restore_clipped,
+    steps_for,
+    weights_of,
+)
+from edge_opt.building.gptq import LEAST_ROW, Codes, Floats, Grid
+from edge_opt.building.logits import four_bits, moments_of, narrow_logits
 from edge_opt.building.rounding import read_rounded
 from edge_opt.building.stages import Job
-from edge_opt.ir import Buffer, Model, Tensor
+from edge_opt.ir import Model, Operator, Subgraph, Tensor
 from edge_opt.ir.cleanup import parts_in_use, remove_unused
 from edge_opt.ir.opening import Opened
+from edge_opt.soundness import bias_of
 
 _HALF_A_STEP = 0.501
 
 
 def narrow(job: Job, progress: Progress) -> dict[str, Any]:
     """Run the stage: weights of the logits, and of the layers if the checkpoint was rounded, become 4 bits wide."""
-    notes = [f"Weights of the logits are in 4 bits, those of the first {KEPT_ROWS} tokens in 8"]
+    notes = []
     rounded = None
     if "rounded" in job.inputs:
         rounded = read_rounded(Path(job.inputs["rounded"]))
@@ -47,7 +56,7 @@ def narrow(job: Job, progress: Progress) -> dict[str, Any]:
         narrow_layers(part.model, rounded.grids, rounded.biases)
         exported = Opened(job.inputs["exported"]).main().model
         notes += filter(None, [restore_clipped(part.model, exported)])
-    narrow_logits(part.model, moments, progress)
+    notes.append(narrow_logits(part.model, moments, progress))
     remove_unused(part.model, usage)
     part.changed = True
     opened.save(job.model)
@@ -59,40 +68,62 @@ def narrow_layers(model: Model, grids: Mapping[str, Grid], biases: Mapping[str, 
 
     `grids`: the rounded weights `[rows, columns]`, by the name of their product; `biases` `[rows]`: those that products
     add. The quantizer stores a bias in steps of the product of both operands' scales, clipped where a row's weights are
-    small, so its new codes are made from `biases`.
+    small, so its new codes are made from `biases`. Of products with the same weights, each keeps its own bias.
 
     Raises:
-        EdgeOptError: no constant has a product's weights to half an 8-bit step, or a bias does not fit its type.
+        EdgeOptError: no constant has a product's weights to half an 8-bit step, or a bias is not that of one product.
     """
-    wanted: dict[bytes, list[str]] = {}
-    for name, grid in grids.items():
-        wanted.setdefault(_signs(grid.codes), []).append(name)
-    names_of: dict[int, list[str]] = {}
-    found: set[str] = set()
-    narrowed: dict[str, Buffer] = {}
-    for graph, weights in weights_of(model):
-        # Entry points share the bytes of weights, and of the narrow ones too.
-        content = id(weights.buffer)
-        if content not in names_of:
-            signs = _signs(np.asarray(weights.array(), np.int8))
-            names_of[content] = [
-                name for name in wanted.get(signs, ()) if _is_near(weights, grids[name])
-            ]
-        names = names_of[content]
-        if not names:
-            continue
-        found.update(names)  # several only if their values are the same
-        tensor = four_bits(weights.name, grids[names[0]])
-        tensor.buffer = narrowed.setdefault(names[0], tensor.buffer or Buffer())
-        bias = biases.get(names[0])
-        readers = {} if bias is None else dict.fromkeys(weights.consumers, bias)
-        replace_weights(graph, weights, tensor, readers)
-    missing = sorted(set(grids) - found)
+    places = _places(model, grids)
+    missing = sorted(set(grids).difference(*places))
     if missing:
         raise EdgeOptError(
             f"the quantized bundle has no weights of {missing[0]} as they were rounded, the first of {len(missing)}: "
             f"use weights='4-logits', and report it with the checkpoint's family"
         )
+    for names, copies in places.items():
+        known = [biases[name] for name in names if name in biases]
+        real: dict[Operator, Floats] = {}
+        for _, weights in copies:
+            for reader in weights.consumers:
+                stored = bias_of(reader)
+                if stored is not None:
+                    real[reader] = known_bias(stored, known)
+        narrow = four_bits(names[0], _with_room(grids[names[0]], real))
+        for graph, weights in copies:
+            # Entry points share the bytes of weights, and of the narrow ones too.
+            replace_weights(graph, weights, replace(narrow, name=weights.name), real)
+
+
+def _places(
+    model: Model, grids: Mapping[str, Grid]
+) -> dict[tuple[str, ...], list[tuple[Subgraph, Tensor]]]:
+    """The constants that hold the weights of products, by their names: several only if their weights are the same."""
+    wanted: defaultdict[bytes, list[str]] = defaultdict(list)
+    for name, grid in grids.items():
+        wanted[_signs(grid.codes)].append(name)
+    names_of: dict[int, tuple[str, ...]] = {}
+    places: defaultdict[tuple[str, ...], list[tuple[Subgraph, Tensor]]] = defaultdict(list)
+    for graph, weights in weights_of(model):
+        content = id(weights.buffer)
+        if content not in names_of:
+            named = wanted.get(_signs(np.asarray(weights.array(), np.int8)), ())
+            names_of[content] = tuple(name for name in named if _is_near(weights, grids[name]))
+        if names_of[content]:
+            places[names_of[content]].append((graph, weights))
+    return places
+
+
+def _with_room(grid: Grid, biases: Mapping[Operator, Floats]) -> Grid:
+    """The weights of products with such biases, in coarser steps for rows whose bias would not fit 32 bits.
+
+    They are as coarse as those of 8-bit weights would have to be. Rows of zeros take the finest steps.
+    """
+    if not biases:
+        return grid
+    fine = np.where(grid.codes.any(axis=1), grid.scales, LEAST_ROW / 127).astype(np.float32)
+    steps = steps_for(biases, fine)
+    codes = np.rint(grid.codes * (grid.scales / steps)[:, None])
+    return Grid(codes.astype(np.int8), steps)
 
 
 def _signs(codes: Codes) -> bytes:
