@@ -8,6 +8,7 @@ import json
 import math
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -36,6 +37,7 @@ from edge_opt import evaluate
 from edge_opt.base.errors import ModelFormatError, OutputError, UsageError
 from edge_opt.building import BuildCheckError, StageFailedError
 from edge_opt.building import run as build_run
+from edge_opt.building.evaluation import Evaluation, ModelScore
 from edge_opt.building.sections import faults, keep_sections
 from edge_opt.building.source import SETTING
 from edge_opt.building.stages import Job
@@ -46,6 +48,7 @@ from edge_opt.ir import to_bytes
 from edge_opt.ir.parse import parse
 from edge_opt.npu import CompilerMissingError
 from edge_opt.npu.qualcomm import Qualcomm
+from edge_opt.npu.scoring import Closeness
 from edge_opt.targets import load_target
 
 ALL = ["configure", "export", "calibrate", "quantize", "optimize", "compile"]
@@ -117,9 +120,14 @@ def test_layers_in_4_bits_are_rounded_before_the_export_and_stored_behind_the_qu
     assert stages.jobs["narrow"].inputs["rounded"] == str(place.work / "round")
     assert result.output is not None
     plan = place.folder / "plan.json"
-    plan.write_text('{"products": []}')
+    choice = {"layer": 0, "name": "o", "weights": 0, "bits": 4, "kl": 0.5}
+    plan.write_text(json.dumps({"products": [choice | {"weights": 7}], "together": 0.1}))
     stages, _ = place.build(weights="4", plan=plan, max_perplexity_ratio=1.2)
-    assert stages.jobs["round"].options == {"ratio": 1.2, "plan": {"products": []}, "rotate": True}
+    options = {"ratio": None, "plan": {"products": [choice]}, "rotate": True}
+    assert stages.jobs["round"].options == options
+    plan.write_text(json.dumps({"products": [choice]}))
+    stages, _ = place.build(weights="4", plan=plan, max_perplexity_ratio=1.3)
+    assert "round" not in stages.ran, "nothing that rounding depends on has changed"
 
 
 @pytest.mark.parametrize("how", ["beside it", "as the adapter names it", "as given"])
@@ -155,6 +163,8 @@ def test_a_bundle_worse_than_allowed_stays_in_the_work_folder(place: Place) -> N
         place.build(weights="4")
     assert not place.output.exists()
     assert str(place.work / "compile" / "model.litertlm") in str(raised.value)
+    accepted = f"accept it: plan={place.work / 'round' / 'plan.json'} with a larger max_perplexity"
+    assert accepted in str(raised.value)
     assert raised.value.exit_code == 1
     for allowed in ({"weights": "4", "max_perplexity_ratio": 2.5}, {}):
         place.build(**allowed)
@@ -164,6 +174,51 @@ def test_a_bundle_worse_than_allowed_stays_in_the_work_folder(place: Place) -> N
     assert warning.startswith(
         "Perplexity was not measured, so it may be more than 1.05 times the checkpoint's"
     )
+
+
+@pytest.mark.parametrize(
+    ("likelihoods", "outcome"),
+    [([-4.0], "not measured"), ([-1.0] * 5 + [-8.0] * 3, "too bad"), ([-1.0, -1.1], "within")],
+)
+def test_a_ruined_bundle_is_not_delivered_because_few_tokens_were_scored(
+    place: Place, likelihoods: list[float], outcome: str
+) -> None:
+    many(place, *PROMPTS)
+
+    def evaluate(job: Job) -> dict[str, Any]:
+        both = [Closeness([], [], one) for one in ([-1.0] * len(likelihoods), likelihoods)]
+        scores = [
+            ModelScore.of(name, one, both[0]) for name, one in zip(job.inputs, both, strict=True)
+        ]
+        return asdict(Evaluation(scores, 1))
+
+    stages = Stages()
+    stages.evaluate = evaluate  # type: ignore[method-assign]
+    if outcome == "too bad":
+        with pytest.raises(BuildCheckError, match=r"perplexity is 13\.805 \+- 17\.682 times"):
+            place.build(stages=stages, weights="4")
+    else:
+        _, result = place.build(stages=stages, weights="4")
+        told = any(one.startswith("Perplexity was not measured") for one in result.warnings)
+        assert told == (outcome == "not measured")
+
+
+@pytest.mark.parametrize("role", ["source", "base", "prompts", "held_out"])
+def test_inputs_in_the_work_folder_are_refused(place: Place, role: str) -> None:
+    place.build()
+    prompts = place.work / "prompts.jsonl"
+    before = prompts.read_text()
+    with pytest.raises(UsageError, match=r"is in the work folder .*: copy it elsewhere, or give"):
+        place.build(**{role: prompts})
+    assert prompts.read_text() == before
+
+
+def test_prompts_that_cannot_be_written_are_an_output_error(place: Place) -> None:
+    place.build()
+    (place.work / "prompts.jsonl").unlink()
+    (place.work / "prompts.jsonl").symlink_to("/dev/full")
+    with pytest.raises(OutputError, match=r"prompts\.jsonl cannot be written"):
+        place.build()
 
 
 def test_a_target_file_is_what_our_stage_converts_for_and_runs_it_again_when_it_changes(
@@ -461,9 +516,16 @@ BAD: dict[str, Change] = {
     "needs a checkpoint and a Qualcomm NPU": options(weights="4-logits", soc="mt6993", sdk=None),
     "weights='8' has none to choose": options(plan="plan.json"),
     "max_perplexity_ratio=0 is below the checkpoint's own": options(weights="4", max_perplexity_ratio=0.0),
-    "plan no.json cannot be read": options(weights="4", plan="no.json"),
-    "is not a JSON object: give the plan.json": lambda place: {
+    "no.json cannot be read: .Errno 2": options(weights="4", plan="no.json"),
+    "p.json cannot be read: it is not a JSON object": lambda place: {
         "weights": "4", **put("p.json", "[]", "plan")(place)},
+    "plan .*p.json is not valid: Plan: .*products.*; give the plan.json of an earlier": lambda place: {
+        "weights": "4", **put("p.json", '{"products": 4}', "plan")(place)},
+    "leaves the first 16384 tokens at 8 bits, and .*gemma has 50: use": lambda place: {
+        "weights": "4-logits", **put(CONFIG, '{"vocab_size": 50}')(place)},
+    "index.json names b.safetensors, which is missing: copy": put(
+        "gemma/model.safetensors.index.json",
+        '{"weight_map": {"x": "model.safetensors", "y": "b.safetensors"}}'),
     "chip 'SM8751' does not exist, did you mean 'SM8750'?": options(soc="SM8751"),
     "weights 'half' does not exist, there are: 8": options(weights="half"),
     "is quantized already .gptq, as its config.json says": put(

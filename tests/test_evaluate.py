@@ -136,6 +136,11 @@ def test_the_error_of_a_ratio_is_of_pairs_of_tokens() -> None:
     assert error == pytest.approx(0.1 / math.sqrt(3))
 
 
+def test_a_ratio_of_no_tokens_is_a_sentence() -> None:
+    with pytest.raises(UsageError, match="no token of the held-out prompts could be scored"):
+        ratio_of([], [])
+
+
 @pytest.mark.parametrize(("spread", "prompts"), [(0.0, 4), (0.4, 20), (40.0, 40)])
 def test_text_is_scored_until_the_ratio_is_exact_enough(
     place: Place, spread: float, prompts: int

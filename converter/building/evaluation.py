@@ -96,9 +96,23 @@ class ModelScore:
         ratio, error = ratio_of(own.likelihoods, reference.likelihoods)
         return cls(source, len(own.likelihoods), perplexity, top1, kl, on_npu, ratio, error)
 
+    def exceeds(self, limit: float) -> bool:
+        """True if the ratio exceeds a limit by more than its error, both in nats; True for NaN.
+
+        In nats, because few tokens and a large ratio have an error that is larger than the ratio.
+        """
+        assert self.ratio is not None
+        assert self.ratio_error is not None
+        with np.errstate(all="ignore"):
+            ratio = np.float64(self.ratio)
+            least = np.log(ratio) - self.ratio_error / ratio
+        return not least <= math.log(limit)
+
 
 def ratio_of(likelihoods: Sequence[float], reference: Sequence[float]) -> tuple[float, float]:
-    """The ratio of two perplexities on the same tokens, and its standard error."""
+    """The ratio of two perplexities on the same tokens, and its standard error; UsageError if there are no tokens."""
+    if not likelihoods:
+        raise UsageError("no token of the held-out prompts could be scored: give other prompts")
     gaps = np.subtract(reference, likelihoods)
     with np.errstate(all="ignore"):
         ratio = float(np.exp(gaps.mean()))
@@ -305,7 +319,7 @@ def score(job: Job, progress: Progress) -> dict[str, Any]:
                     if None not in token:
                         for own, likelihood in zip(likelihoods.values(), token, strict=True):
                             own.append(likelihood)
-            if scored and _worst_error(likelihoods, reference) <= ERROR:
+            if likelihoods[reference] and _worst_error(likelihoods, reference) <= ERROR:
                 break
     if not scored:
         raise UsageError(

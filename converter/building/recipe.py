@@ -22,7 +22,8 @@ MERGE = Stage(
 )
 """Merges a LoRA adapter with its base; the other stages read the result."""
 CONFIGURE = Stage("configure", ("source", "prompts"))
-_ROUND = Stage("round", ("checkpoint", "prompts"), {"base": CHECKPOINT, "rounded": "."})
+ROUND = Stage("round", ("checkpoint", "prompts"), {"base": CHECKPOINT, "rounded": "."})
+"""Rounds weights of the layers to 4 bits."""
 _EXPORT = Stage("export", ("base",), {"model": MODEL, "exported": MODEL})
 _CALIBRATE = Stage("calibrate", ("model", "prompts"), {"ranges": "."})
 _QUANTIZE = Stage(QUANTIZE, ("model", "ranges"), {"model": MODEL})
@@ -40,7 +41,7 @@ COMPILE = Stage("compile", ("model",), compiles=True)
 RECIPES = {
     (Kind.CHECKPOINT, "8"): (_EXPORT, _CALIBRATE, _QUANTIZE),
     (Kind.CHECKPOINT, "4-logits"): (_EXPORT, _CALIBRATE, _QUANTIZE, _NARROW_LOGITS),
-    (Kind.CHECKPOINT, "4"): (_ROUND, _EXPORT, _CALIBRATE, _QUANTIZE, _NARROW_ROUNDED),
+    (Kind.CHECKPOINT, "4"): (ROUND, _EXPORT, _CALIBRATE, _QUANTIZE, _NARROW_ROUNDED),
     (Kind.FLOAT, "8"): (_CALIBRATE, _QUANTIZE),
     (Kind.QUANTIZED, "8"): (),
 }
@@ -81,7 +82,7 @@ def run_recipe(
         "export": {
             **settings["export"],
             "window": window,
-            "rotate": rotate and _ROUND not in stages,
+            "rotate": rotate and ROUND not in stages,
         },
         # Rounded weights are recognized as they were exported; biases are restored after that.
         "quantize": {**settings[QUANTIZE], "restore": _NARROW_ROUNDED not in stages},

@@ -5,12 +5,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from edge_opt.base.atomic import AnyPath, path_of, replacing, resolve_target
+from edge_opt.base.atomic import AnyPath, path_of, replacing, resolve_target, write_whole
 from edge_opt.base.errors import EdgeOptError, UsageError, unknown
 from edge_opt.base.packages import versions_of
 from edge_opt.base.record import Record, from_dict
@@ -18,6 +19,7 @@ from edge_opt.base.words import Progress
 from edge_opt.base.work import work_folder
 from edge_opt.building import evaluation, stages
 from edge_opt.building.evaluation import Evaluation, Texts
+from edge_opt.building.logits import KEPT_ROWS
 from edge_opt.building.needs import fit_together, needs_of
 from edge_opt.building.prompts import read_prompts
 from edge_opt.building.recipe import (
@@ -27,14 +29,16 @@ from edge_opt.building.recipe import (
     EVALUATE,
     MERGE,
     OPTIMIZE,
+    ROUND,
     SOURCES,
     WEIGHTS,
     recipe,
     run_recipe,
 )
+from edge_opt.building.rounding import PLAN, plan_of
 from edge_opt.building.sections import faults
 from edge_opt.building.settings import check_settings
-from edge_opt.building.source import Given, Kind, look_at
+from edge_opt.building.source import CONFIG, Given, Kind, look_at, read_object
 from edge_opt.building.stages import BuildCheckError, Input, Stage, StageReport, Stages
 from edge_opt.conversion.models import find_unsound
 from edge_opt.ir.opening import Opened
@@ -153,16 +157,17 @@ def build(
     output = path_of(output, "the output")
     source = path_of(source, "the source")
     folder = work_folder(output) if work is None else Path(work)
-    _check_output(output, source, folder, overwrite=overwrite)
+    _check_paths(output, folder, (source, base, prompts, held_out), overwrite=overwrite)
     vendor, chip = _chip_of(soc)
     given = look_at(source, None if base is None else path_of(base, "the base"))
     facts = _target(vendor, chip, target)
     settings = {**(settings or {}), **_lengths(given, prefill, cache)}
     check_settings(given, settings)
     libraries = _libraries(vendor, Compiler(chip, sdk=sdk))
-    steps = recipe(given.kind, weights, narrow_weights=vendor == _NARROW_WEIGHTS)
+    steps = _steps(given, weights, vendor)
     limit = _limit(max_perplexity_ratio, weights)
-    rounding = {"ratio": limit, "plan": _plan(plan, weights)}
+    # The ratio is for choosing a plan.
+    rounding = {"ratio": limit if plan is None else None, "plan": _plan(plan, weights)}
     texts = _texts(given, prompts, held_out, evaluate=evaluate)
     versions = _versions(given)
     runtimes = evaluation.check_runtimes() if texts.scored else {}
@@ -303,10 +308,19 @@ def _libraries(vendor: str, compiler: Compiler) -> Input | None:
     return Input(folder, stages.digest_of(sorted(folder.glob(backend.results_from)), folder))
 
 
-def _check_output(output: Path, source: Path, work: Path, *, overwrite: bool) -> None:
+def _check_paths(
+    output: Path, work: Path, inputs: Sequence[AnyPath | None], *, overwrite: bool
+) -> None:
+    """Raise UsageError or OutputError for paths that exclude each other: stages replace files in the work folder."""
     if output.suffix != SUFFIX:
         raise UsageError(f"{output} must end in {SUFFIX}, as LiteRT-LM's bundles do")
-    resolve_target(output, overwrite=overwrite, inputs=[source])
+    for path in filter(None, inputs):
+        if work.resolve() in path_of(path, "an input").resolve().parents:
+            raise UsageError(
+                f"{path} is in the work folder {work}, where the build replaces files: copy it elsewhere, or give "
+                f"another work=..."
+            )
+    resolve_target(output, overwrite=overwrite, inputs=inputs)
     if output.resolve() == work.resolve():
         raise UsageError(f"{work} is also the output: give another work=...")
 
@@ -344,22 +358,29 @@ def _limit(ratio: float | None, weights: str) -> float | None:
 
 
 def _plan(path: AnyPath | None, weights: str) -> dict[str, Any] | None:
-    """The contents of a plan file, checked by the stage that rounds; UsageError if it is not JSON."""
+    """The choices in a plan file, without what does not affect the result; UsageError if it is not a plan."""
     if path is None:
         return None
     if weights != WEIGHTS[2]:
         raise UsageError(
             f"plan=... says which weights are in 4 bits, and weights='{weights}' has none to choose"
         )
-    try:
-        values = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"plan {path} cannot be read: {error}") from error
-    if not isinstance(values, dict):
-        raise UsageError(
-            f"plan {path} is not a JSON object: give the plan.json of an earlier build"
-        )
-    return values
+    plan = plan_of(read_object(path_of(path, "the plan")), f"plan {path}")
+    products = [asdict(replace(one, weights=0)) for one in plan.products]
+    return {"products": sorted(products, key=itemgetter("layer", "name"))}
+
+
+def _steps(given: Given, weights: str, vendor: str) -> tuple[Stage, ...]:
+    """The stages that make a quantized bundle; UsageError if there are none, or no token's logits would get 4 bits."""
+    steps = recipe(given.kind, weights, narrow_weights=vendor == _NARROW_WEIGHTS)
+    if weights == WEIGHTS[1]:
+        tokens = read_object(given.path / CONFIG).get("vocab_size")
+        if isinstance(tokens, int) and tokens <= KEPT_ROWS:
+            raise UsageError(
+                f"weights='{weights}' leaves the first {KEPT_ROWS} tokens at 8 bits, and {given.path} has {tokens}: "
+                f"use weights='8' or '4'"
+            )
+    return steps
 
 
 def _texts(
@@ -391,7 +412,8 @@ def _written(prompts: list[Any], folder: Path) -> dict[str, Input]:
     if not prompts:
         return {}
     path = folder / "prompts.jsonl"
-    path.write_text("".join(f"{json.dumps(prompt)}\n" for prompt in prompts), encoding="utf-8")
+    lines = "".join(f"{json.dumps(prompt)}\n" for prompt in prompts)
+    write_whole(path, lines.encode(), overwrite=True)
     return {"prompts": Input(path, stages.digest_of([path], folder))}
 
 
@@ -429,20 +451,21 @@ def _check_quality(result: BuildResult, limit: float | None, compiled: Path) -> 
     models = [] if result.evaluation is None else result.evaluation.models
     if limit is None:
         return
-    if len(models) < 2:
+    # The error of a ratio of one token is not known.
+    if len(models) < 2 or models[1].tokens < 2:
         result.warnings.append(
             f"Perplexity was not measured, so it may be more than {limit:g} times the checkpoint's: run "
             f"`edge-opt evaluate`"
         )
         return
-    ratio = models[1].ratio
-    error = models[1].ratio_error
-    assert ratio is not None
-    assert error is not None
-    if not ratio - error <= limit:  # NaN, too
+    bundle = models[1]
+    if bundle.exceeds(limit):
+        is_rounded = any(stage.name == ROUND.name for stage in result.stages)
+        kept = f"plan={Path(result.work, ROUND.name, PLAN)} with " if is_rounded else ""
         raise BuildCheckError(
-            f"perplexity is {ratio:.3f} +- {error:.3f} times the checkpoint's, more than {limit:g}, so nothing was "
-            f"written at the output; the bundle is {compiled}: give more prompts, or a larger max_perplexity_ratio"
+            f"perplexity is {bundle.ratio:.3f} +- {bundle.ratio_error:.3f} times the checkpoint's, more than "
+            f"{limit:g}, so nothing was written at the output; the bundle is {compiled}: give more prompts, or accept "
+            f"it: {kept}a larger max_perplexity_ratio"
         )
 
 

@@ -22,7 +22,8 @@ from edge_opt.schema.litertlm import is_bundle
 SETTING = "sliding_window_ring_buffer_size"
 """litert-torch's name for the length of a ring buffer."""
 _RUNTIME = "0.18"  # the first LiteRT-LM that reads the lengths of windows and rings from a bundle
-_CONFIG = "config.json"
+CONFIG = "config.json"
+"""The file with a checkpoint's settings."""
 _GENERATION = "generation_config.json"
 _END = "eos_token_id"
 _TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -109,7 +110,7 @@ def look_at(path: Path, base: Path | None = None) -> Given:
 
 def _adapted(path: Path, base: Path | None) -> Given:
     """The base of a LoRA folder, with the adapter: the given one, or that which the adapter names, or one beside it."""
-    config = _read_object(path / ADAPTER_CONFIG)
+    config = read_object(path / ADAPTER_CONFIG)
     kind = config.get("peft_type")
     if kind != "LORA":
         raise UsageError(
@@ -129,7 +130,7 @@ def _adapted(path: Path, base: Path | None) -> Given:
     return _checkpoint(found[0])._replace(adapter=_parts(path))
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; UsageError if there is none."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -146,15 +147,15 @@ def _parts(folder: Path) -> tuple[Path, ...]:
 
 
 def _checkpoint(path: Path) -> Given:
-    if not (path / _CONFIG).is_file():
-        inner = sorted(path.glob(f"*/{_CONFIG}"))
+    if not (path / CONFIG).is_file():
+        inner = sorted(path.glob(f"*/{CONFIG}"))
         remedy = f", but {inner[0].parent} has one: give that folder" if inner else ""
-        raise UsageError(f"{path} is not a Hugging Face checkpoint: it has no {_CONFIG}{remedy}")
-    quantized = _read_object(path / _CONFIG).get("quantization_config")
+        raise UsageError(f"{path} is not a Hugging Face checkpoint: it has no {CONFIG}{remedy}")
+    quantized = read_object(path / CONFIG).get("quantization_config")
     if quantized:
         method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
         raise UsageError(
-            f"{path} is quantized already ({method}, as its {_CONFIG} says), but litert-torch exports only float "
+            f"{path} is quantized already ({method}, as its {CONFIG} says), but litert-torch exports only float "
             f"checkpoints: give the one that it was made from"
         )
     if not any((path / name).is_file() for name in _TOKENIZERS):
@@ -184,9 +185,9 @@ def _check_ends(path: Path) -> None:
         return  # many families have a default
     tokenizer = path / _TOKENIZER_CONFIG
     has_template = (path / f"{_TEMPLATE}.jinja").is_file() or (
-        tokenizer.is_file() and _TEMPLATE in _read_object(tokenizer)
+        tokenizer.is_file() and _TEMPLATE in read_object(tokenizer)
     )
-    named = [_read_object(file).get(_END) for file in (settings, path / _CONFIG)]
+    named = [read_object(file).get(_END) for file in (settings, path / CONFIG)]
     if named == [None, None] and not has_template:
         raise UsageError(
             f"{settings} names no token that ends a text, and LiteRT-LM does not start without one: add {_END}, for "
@@ -213,7 +214,7 @@ def _check_length(path: Path) -> None:
 
 
 def _check_index(path: Path) -> None:
-    """Raise UsageError if an index of weights names anything but a file beside it."""
+    """Raise UsageError if an index of weights names anything but a file beside it, or if some of these are missing."""
     try:
         names = json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()
         outside = [name for name in names if not name or Path(name).name != name]
@@ -230,6 +231,10 @@ def _check_index(path: Path) -> None:
         raise UsageError(
             f"{path} names {outside[0]!r:.80}, which is not a file of the checkpoint's folder"
         )
+    missing = {name for name in names if not (path.parent / name).is_file()}
+    # If all are, the checkpoint has its weights in another format.
+    if missing and not missing.issuperset(names):
+        raise UsageError(f"{path} names {min(missing)}, which is missing: {_AGAIN}")
 
 
 def plan_caches(
