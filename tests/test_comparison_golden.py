@@ -174,6 +174,23 @@ def test_a_model_that_does_not_fit_differs(
     assert said in report.summary()
 
 
+def test_the_recorded_numbers_are_run_whatever_type_the_inputs_have_now(tmp_path: Path) -> None:
+    """The float model rounds to the codes that the other one takes."""
+    codes = "int8[64] q(0.1, 0)"
+    rounds = f"%q: {codes} = QUANTIZE(%x)\n %y: float32[64] = DEQUANTIZE(%q)"
+    plain = models.written(f"subgraph main (%x: float32[64]) {{ {rounds} return %y }}")
+    coded = models.written(
+        f"subgraph main (%x: {codes}) {{ %y: float32[64] = DEQUANTIZE(%x) return %y }}"
+    )
+    path = golden.record(plain, tmp_path / "g.npz", atol=0, rtol=0)
+    report = golden.check(coded, path)
+    assert report.bitwise
+    assert report.notes() == ["main/x: recorded float32 numbers are rounded or clipped to int8"]
+    report = golden.check(plain, golden.record(coded, tmp_path / "h.npz", atol=0, rtol=0))
+    assert report.bitwise
+    assert not report.notes()
+
+
 class Trap:
     """Runs code when it is unpickled."""
 

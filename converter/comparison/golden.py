@@ -34,7 +34,7 @@ from edge_opt.ir import load
 from edge_opt.ir.opening import ModelLike, Opened
 from edge_opt.runtime import noise
 from edge_opt.runtime.description import describe
-from edge_opt.runtime.inputs import integer_remarks
+from edge_opt.runtime.inputs import Planned, array_of, converted, integer_remarks
 from edge_opt.runtime.metrics import Tolerance
 from edge_opt.runtime.protocol import Array, Arrays
 from edge_opt.runtime.runner import Worker
@@ -227,11 +227,13 @@ def check(model: ModelLike, path: AnyPath) -> ComparisonReport:
                 infos = known[name].outputs
                 recorded[name] = [_by_name(infos, kept) for _ in range(count)]
                 remarks += (f"{name}/{text}" for text in integer_remarks(known[name]))
-            results = worker.run_calls(file, session.calls(golden.seed)[1])
-            for name, calls in recorded.items():
+            calls = session.calls(golden.seed)
+            remarks += dict.fromkeys(_misfits(calls))
+            results = worker.run_calls(file, calls[1])
+            for name, kept_calls in recorded.items():
                 pair = pairs[name]
                 # A signature that cannot be run has no results, and no outputs to compare.
-                runs = list(zip(calls, session.of(name, results), strict=False))
+                runs = list(zip(kept_calls, session.of(name, results), strict=False))
                 ordinary = session.ordinary(name)
                 outputs = [_output(golden, name, infos, runs, ordinary) for infos in pair.outputs]
                 compared[name] = SignatureComparison(
@@ -259,7 +261,20 @@ def _pair(recorded: SignatureInfo, now: SignatureInfo | None, names: Sequence[st
     inputs: list[TensorInfo] = []
     for info, before in zip(pair.signature.inputs, recorded.inputs, strict=True):
         inputs.append(replace(info, entries=before.entries, accepts=before.accepts))
-    return replace(pair, signature=replace(pair.signature, inputs=tuple(inputs)))
+    signature = replace(pair.signature, inputs=tuple(inputs))
+    return replace(pair, signature=signature, recorded=True)
+
+
+def _misfits(calls: tuple[Sequence[Planned], Sequence[Planned]]) -> Iterator[str]:
+    """Name the inputs that do not hold the recorded numbers."""
+    for (name, ours), (_, theirs) in zip(*calls, strict=True):
+        for one, other in zip(ours, theirs, strict=True):
+            if one.info.has_type_of(other.info):
+                continue
+            given = converted(array_of(other), other.info, one.info)
+            if not np.array_equal(array_of(one), given):
+                rounded = f"recorded {one.info.dtype} numbers are rounded or clipped to {other.info.dtype}"
+                yield f"{name}/{one.info.name}: {rounded}"
 
 
 def _output(

@@ -42,6 +42,7 @@ class Pair:
 
     `signature` is from `a`, with input shapes that fit both models, and keeps state if either does; `inputs` are from
     `b`. `outputs` pairs outputs of both, `alone` has outputs of only one. `differs` says how an input does.
+    If `a` was `recorded`, its numbers hold, whatever `b` can represent.
     """
 
     signature: SignatureInfo
@@ -50,6 +51,7 @@ class Pair:
     alone: Sequence[OutputComparison] = ()
     reason: str = ""
     differs: str = ""
+    recorded: bool = False
 
     @classmethod
     def of(
@@ -101,6 +103,9 @@ class Pair:
         planned = plan(self.signature, seed=seed, run=run, further=further)
         for each, info in zip(planned, self.inputs, strict=True):
             one, other = twins(each, info)
+            if self.recorded:
+                one = each
+                other = replace(each, source=each.info, info=info)
             ours.append(one)
             theirs.append(other)
         return ours, theirs

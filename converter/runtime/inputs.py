@@ -265,9 +265,11 @@ def pair(planned: InputPlan, other: TensorInfo) -> tuple[InputPlan, InputPlan]:
 
 
 def array_of(planned: InputPlan) -> NDArray[Any]:
-    """The array of one plan, in the dtype of its tensor."""
+    """The array of one plan, in the dtype of its tensor; if the `source` is another one, with the numbers of that."""
     info = planned.info
-    source = planned.source or planned.info
+    source = planned.source or info
+    if not (info.is_plain_integer and source.is_plain_integer) and not info.has_type_of(source):
+        return converted(array_of(replace(planned, info=source, source=None)), source, info)
     dtype = np.dtype(info.dtype)
     if dtype.kind == "c":
         parts = replace(info, shape=(2, *info.shape), dtype=f"float{dtype.itemsize * 4}")
@@ -281,15 +283,15 @@ def array_of(planned: InputPlan) -> NDArray[Any]:
     if planned.role == "rotary":
         cosine, sine = noise.circle(planned.stream, info.elements)
         return _encode((sine if "sin" in info.name.lower() else cosine).reshape(info.shape), info)
-    is_plain = np.dtype(source.dtype).kind in "iub" or planned.role == "integer"
-    if (is_plain and not source.quantized) or planned.role in {"token", "index"}:
+    is_plain = dtype.kind in "iub" or planned.role == "integer"
+    if (is_plain and not info.quantized) or planned.role in {"token", "index"}:
         return _encode(_integers(planned), info)
-    return _data(planned, source)
+    return _data(planned)
 
 
 def converted(array: NDArray[Any], source: TensorInfo, target: TensorInfo) -> NDArray[Any]:
     """The same real numbers in the target's type."""
-    if array.dtype == target.dtype and source.quantization == target.quantization:
+    if source.has_type_of(target):
         return array
     return _encode(source.reals(array), target)
 
@@ -321,14 +323,14 @@ def _mask(planned: InputPlan) -> NDArray[np.float32]:
     return values.reshape(shape) if len(shape) < 3 else np.broadcast_to(values, shape)
 
 
-def _data(planned: InputPlan, source: TensorInfo) -> NDArray[Any]:
+def _data(planned: InputPlan) -> NDArray[Any]:
     """Normal values around the middle of a quantized tensor's range that fill most of it, times `spread`."""
     info = planned.info
     middle = 0.0
     width = 1.0
-    if source.quantized:
-        limits = np.iinfo(source.dtype)
-        low, high = source.reals(np.array([limits.min, limits.max]))
+    if info.quantized:
+        limits = np.iinfo(info.dtype)
+        low, high = info.reals(np.array([limits.min, limits.max]))
         middle = (low + high) / 2
         width = (high - low) / 6
     pieces: list[NDArray[Any]] = [np.empty(0, info.dtype)]

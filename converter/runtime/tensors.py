@@ -56,6 +56,10 @@ class TensorInfo:
         """Scales, zero points and axis, for comparisons."""
         return self.scales, self.zero_points, self.axis if len(self.scales) > 1 else 0
 
+    def has_type_of(self, other: "TensorInfo") -> bool:
+        """True if the same bytes mean the same numbers in both."""
+        return (self.dtype, self.quantization) == (other.dtype, other.quantization)
+
     @property
     def zero_point(self) -> int:
         """The code that stands for 0."""
