@@ -23,7 +23,7 @@ from edge_opt.comparison.sessions import orders
 from edge_opt.ir import Constants, DType, Model, to_bytes
 from edge_opt.ir.parse import parse
 from edge_opt.ir.text import literal
-from edge_opt.runtime.protocol import RuntimeCrashed
+from edge_opt.runtime.protocol import RuntimeCrashed, RuntimeRefused
 from edge_opt.runtime.runner import Worker
 from edge_opt.runtime.tensors import SignatureInfo
 from edge_opt.testing import assert_equivalent
@@ -118,6 +118,17 @@ def test_an_output_of_another_type_is_a_difference_unless_both_are_real_and_may_
     assert not check(other, record(one, tmp_path / "g.npz"))
     assert f"(first: main/y, {types[0]} in a, {types[1]} in b)" in "".join(report.notes())
     assert compare(one, other, atol=1e-3).equal == ("float16" in types)
+
+
+@pytest.mark.parametrize("kind", ["int4", "uint4", "bfloat16"])
+def test_an_input_of_a_type_that_numpy_lacks_is_refused_by_its_name(kind: str) -> None:
+    to = "int32{4}) {new_shape: [4]}"
+    text = f"subgraph main (%x: {kind}[1,4]) {{ %y: {kind}[4] = RESHAPE(%x, {to} return %y }}"
+    one = models.written(text)
+    with pytest.raises(
+        RuntimeRefused, match="draws no numbers for input 'x': numpy lacks its type"
+    ):
+        compare(one, one)
 
 
 def test_models_without_signatures_are_compared_by_position() -> None:

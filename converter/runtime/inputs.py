@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_opt.runtime import noise
+from edge_opt.runtime.protocol import DeclinedError
 from edge_opt.runtime.tensors import Role, SignatureInfo, TensorInfo, cache_length, role_of
 
 _MASKED = -100.0  # the value in the exporter's own masks
@@ -265,12 +266,19 @@ def pair(planned: InputPlan, other: TensorInfo) -> tuple[InputPlan, InputPlan]:
 
 
 def array_of(planned: InputPlan) -> NDArray[Any]:
-    """The array of one plan, in the dtype of its tensor; if the `source` is another one, with the numbers of that."""
+    """The array of one plan, in the dtype of its tensor; if the `source` is another one, with the numbers of that.
+
+    Raises:
+        DeclinedError: numpy lacks the type.
+    """
     info = planned.info
     source = planned.source or info
     if not (info.is_plain_integer and source.is_plain_integer) and not info.has_type_of(source):
         return converted(array_of(replace(planned, info=source, source=None)), source, info)
     dtype = np.dtype(info.dtype)
+    if dtype.kind == "S":
+        why = "numpy lacks its type: text, bfloat16, or fewer than 8 bits"
+        raise DeclinedError(f"edge-opt draws no numbers for input '{info.name}': {why}")
     if dtype.kind == "c":
         parts = replace(info, shape=(2, *info.shape), dtype=f"float{dtype.itemsize * 4}")
         real, imaginary = array_of(replace(planned, info=parts))
