@@ -13,7 +13,7 @@ import pytest
 from edge_opt.base.errors import ModelFormatError, UsageError
 from edge_opt.building import rotation
 from edge_opt.building.checkpoint import Streamed, load
-from edge_opt.building.rotation import Prepared, orthogonal, prepare
+from edge_opt.building.rotation import Prepared, orthogonal, prepare, rotate_stream
 
 SIZES = {
     "vocab_size": 97,
@@ -100,7 +100,7 @@ def test_a_checkpoint_with_norms_in_front_is_rotated(
         ),
         ("StableLm", 1000, "edge-opt has no rule for 'model.layers.0.input_layernorm.bias'"),
         ("GPT2", 1000, "edge-opt has no rule for 'transformer.wte.weight'"),
-        ("Llama", 1, "its largest number would only change from "),
+        ("Llama", 1, "its largest number would change from "),
     ],
 )
 def test_a_checkpoint_that_is_not_rotated_stays_and_the_reason_is_told(
@@ -115,6 +115,29 @@ def test_a_checkpoint_that_is_not_rotated_stays_and_the_reason_is_told(
     assert not done.rotated
     assert done.note.startswith(f"The residual stream is not rotated: {reason}")
     assert not after.exists()
+
+
+@pytest.mark.slow
+def test_a_rotation_that_makes_the_stream_larger_is_no_use_for_rounding(tmp_path: Path) -> None:
+    _, before, after = rotated(tmp_path, "Llama", 1000)
+    twice = rotate_stream(load(after), after, tmp_path / "twice", least_gain=1)
+    assert not twice.rotated
+    assert "its largest number would change from" in twice.note
+    plain = rotate_stream(load(before), before, tmp_path / "again", least_gain=1)
+    assert "its largest number changes from" in plain.note
+
+
+@pytest.mark.slow
+def test_a_model_whose_logits_are_zero_is_told_in_numbers(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    _, before, _ = rotated(tmp_path, "Llama", 1, rotate=False)
+    safetensors, file = pytest.importorskip("safetensors.torch"), before / "model.safetensors"
+    weights = {name: torch.zeros_like(one) for name, one in safetensors.load_file(file).items()}
+    weights |= {name: torch.ones_like(one) for name, one in weights.items() if "norm" in name}
+    safetensors.save_file(weights, file, {"format": "pt"})
+    done = rotate_stream(load(before), before, tmp_path / "after", least_gain=1)
+    assert not done.rotated
+    assert done.note.endswith("its largest number would change from 0.0 to 0.0")
 
 
 @pytest.mark.slow

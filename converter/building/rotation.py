@@ -89,7 +89,7 @@ def rotate_stream(
     if not change <= _SAME * logit:  # NaN, too
         reason = f"its logits would change by {change:.2g}, where the largest is {logit:.2g}"
     elif not 0 < smaller * least_gain <= largest:
-        reason = f"its largest number would only change from {largest:,.1f} to {smaller:,.1f}"
+        reason = f"its largest number would change from {largest:,.1f} to {smaller:,.1f}"
     if reason:
         shutil.rmtree(output)
         return _left(reason)

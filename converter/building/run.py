@@ -7,7 +7,6 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -366,8 +365,7 @@ def _plan(path: AnyPath | None, weights: str) -> dict[str, Any] | None:
             f"plan=... says which weights are in 4 bits, and weights='{weights}' has none to choose"
         )
     plan = plan_of(read_object(path_of(path, "the plan")), f"plan {path}")
-    products = [asdict(replace(one, weights=0)) for one in plan.products]
-    return {"products": sorted(products, key=itemgetter("layer", "name"))}
+    return {"products": [asdict(replace(one, weights=0)) for one in plan.products]}
 
 
 def _steps(given: Given, weights: str, vendor: str) -> tuple[Stage, ...]:
