@@ -41,7 +41,7 @@ _KEEPS_PLACES = frozenset({"CAST", "EXPAND_DIMS", "RESHAPE", "SQUEEZE"})
 _MOVES = _KEEPS_PLACES | _CALLS | {"CONCATENATION", "PACK"}
 
 _MOST_AXES = 8
-"""A start has no more elements, so elements of longer vectors need not be told apart."""
+"""A start has no more elements; those of longer vectors are not distinguished."""
 
 How = Literal["same", "changed", "decided"]
 """How the input's values arrive: unchanged, as other numbers, or as the result of a comparison."""
