@@ -99,7 +99,9 @@ def test_a_complex_number_has_two_parts(dtype: str, shape: tuple[int, ...]) -> N
     info = tensor("x", *shape, dtype=dtype)
     for further in (False, True):
         (made,) = plan(SignatureInfo("s", (info,), ()), further=further)
-        array = array_of(made)
+        one, other = pair(made, info)
+        array = array_of(one)
+        np.testing.assert_array_equal(array_of(other), array)
         assert (array.dtype, array.shape) == (np.dtype(dtype), shape)
         assert np.any(array.imag)
         assert not np.array_equal(array.real, array.imag)

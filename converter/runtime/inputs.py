@@ -281,7 +281,7 @@ def array_of(planned: InputPlan) -> NDArray[Any]:
         raise DeclinedError(f"edge-opt draws no numbers for input '{info.name}': {why}")
     if dtype.kind == "c":
         parts = replace(info, shape=(2, *info.shape), dtype=f"float{dtype.itemsize * 4}")
-        real, imaginary = array_of(replace(planned, info=parts))
+        real, imaginary = array_of(replace(planned, info=parts, source=None))
         return np.asarray(real + 1j * imaginary, dtype)
     if planned.role == "mask":
         return _encode(_mask(planned), info)
