@@ -368,6 +368,10 @@ SKIPPED = {
         )
         for what, line in IN_BETWEEN.items()
     },
+    "values with several scales": (
+        changed(PLAIN, "%v: float32[1,4,8,5] -> %v: int8[1,4,8,5] q([0.1, 0.2, 0.1, 0.2], [0, 0, 0, 0], axis 1)"),
+        "quantization", "several scales",
+    ),
     "a distance of queries and keys": (
         attention_text(scores=changed(SUMMED_SCORES, "MUL -> SQUARED_DIFFERENCE")), "pattern", "at SUM",
     ),

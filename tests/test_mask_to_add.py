@@ -317,6 +317,12 @@ UNKNOWN = {
          f"%both: float32[1,{N},{S + 1},{S}] = CONCATENATION(%k, %padding) {{axis: 2}}",
          f"%other: {FLOATS} = BATCH_MATMUL(%wide, %both)"],
     ),
+    "a mask in the keys, and queries padded with ones": (
+        f"%padding: float32[1,{N},1,{S}]",
+        [f"%wide: float32[1,{N},{T},{S + 1}] = PADV2(%q, int32[4,2]{{0, 0, 0, 0, 0, 0, 0, 1}}, float32(1.0))",
+         f"%both: float32[1,{N},{S + 1},{S}] = CONCATENATION(%k, %padding) {{axis: 2}}",
+         f"%other: {FLOATS} = BATCH_MATMUL(%wide, %both)"],
+    ),
     "a bias that comes in": (
         f"%padding: float32[{S}]", [FLATTENED, f"%plus: {FLAT} = FULLY_CONNECTED(%rows, %k, %padding)", APART]
     ),

@@ -106,7 +106,7 @@ def _without_values(softmax: Operator, below: Below, above: Above) -> NotABlock:
         raise RefusedError(
             Why.OPERATOR, "an operator with unknown effects reads the probabilities", blocker
         )
-    if blocker is not None and (above.products or _multiplies_activations(blocker)):
+    if blocker is not None and (above.products or _has_computed_weights(blocker)):
         raise RefusedError(
             Why.OPERATOR, "the probabilities cannot be followed through this operator", blocker
         )
@@ -126,8 +126,8 @@ def _is_projection(operator: Operator) -> bool:
     return operator.name in _PROJECTIONS and is_weight(operator.input(1))
 
 
-def _multiplies_activations(operator: Operator) -> bool:
-    """True for a product with weights that are computed."""
+def _has_computed_weights(operator: Operator) -> bool:
+    """True for a product or convolution whose weights are activations."""
     return operator.name in _PROJECTIONS and not _is_projection(operator)
 
 

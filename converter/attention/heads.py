@@ -179,9 +179,12 @@ class HeadSearch:
             return False
         layout = list(fx.plain(self._product.shape))
         layout[self._columns] = (Factor(size, 1),)
-        layout[axis] = (Factor(count, 2 * size),)  # side by side, both stay apart
+        # Numbers with a gap are not merged with those of the head size beside them.
+        layout[axis] = (Factor(count, 2 * size),)
         result = Labelled(self._product, tuple(layout))
-        values = self.operands.above(result)[1 - self.values[result.operator]]
+        values = self.operands.above(result).get(1 - self.values[result.operator])
+        if values is None:
+            return False  # the layout cannot be followed
         for source in self.operands.upwards([values], is_product):
             if source.tensor.is_constant or not self.operands.is_end(source, is_product):
                 continue

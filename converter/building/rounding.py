@@ -52,7 +52,7 @@ _MOST_JUDGED = 4  # prompts
 _ALONE = 96
 """Tokens of a prompt to judge each product by; all have as many, so that they run as one batch.
 
-They only rank the products. SmolLM2-135M, against 160 tokens: the ranks' correlation is 0.96, two thirds of the time.
+They only rank the products. SmolLM2-135M takes two thirds of the time of 160 tokens; the ranks correlate by 0.96.
 """
 _TOGETHER = 512  # at most, to judge all products by
 _NEAR = 0.85  # of what is allowed, near enough to round no larger plan, which takes minutes

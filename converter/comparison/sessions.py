@@ -43,9 +43,9 @@ def orders(signatures: Sequence[SignatureInfo]) -> list[list[Turn]]:
 
 def _turns(cycle: Sequence[str], ordinary: int, further: int) -> list[Turn]:
     """So many cycles with ordinary inputs, and with further ones."""
-    return [Turn(name) for name in cycle] * ordinary + [
-        Turn(name, True) for name in cycle
-    ] * further
+    first = [Turn(name) for name in cycle]
+    last = [Turn(name, further=True) for name in cycle]
+    return first * ordinary + last * further
 
 
 def _each_after_each(names: Sequence[str]) -> list[str]:

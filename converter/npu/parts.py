@@ -103,7 +103,9 @@ def _points(model: Model, signature: str) -> Iterator[tuple[str, Tensor]]:
     ends = {one for one in walked(softmaxes, _below) if one.name == _PRODUCT}
     shapes = {one.output.shape for one in ends}
     layers = 0
-    for operator in filter(lambda each: each.outputs, graph.operators):
+    for operator in graph.operators:
+        if not operator.outputs:
+            continue
         tensor = operator.outputs[0]
         is_norm = "norm" in (composite_name(operator) or operator.name).lower()
         if tensor.shape not in shapes or not (is_norm or operator.name == _PRODUCT):

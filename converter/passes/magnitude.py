@@ -23,7 +23,7 @@ _MOVES = operators_that(
     Effect.REARRANGING, Effect.CUTTING, Effect.JOINING, Effect.REPEATING, Effect.PADDING
 )
 _COPYING = _MOVES | {"CAST"}
-_JOINING = operators_that(Effect.JOINING)
+_JOINING = operators_that(Effect.JOINING, Effect.PADDING)
 
 
 class Magnitude(NamedTuple):
@@ -50,9 +50,9 @@ class Magnitudes:
 
     The product of two activations counts as 1, and is followed as it is moved, scaled, capped, and as numbers of known
     magnitude are added; constants are read in full. The magnitude of anything else is infinite, and so is that of a
-    product with an operand that is computed from constants alone, or from a number beyond `ORDINARY`: a product can
-    look up a mask, or carry it along. Operands computed in any other way, even from other products (ring buffers are
-    updated so), are taken to be queries and keys.
+    product with an operand that is computed from constants alone or from a number beyond `ORDINARY`, or joined of
+    activations and numbers: a product can look up a mask, or carry it along. Operands computed in any other way, even
+    from other products (ring buffers are updated so), are taken to be queries and keys.
     """
 
     def __init__(self) -> None:
