@@ -351,6 +351,13 @@ subgraph main (%x: float32[1,1,6,5], %k: float32[1,1,8,5], %v: float32[1,1,8,5])
   %o: float32[1,1,24,5] = BATCH_MATMUL(%p, %v)
   return %o
 }"""
+HEADS_OF_SCALES = """
+subgraph main (%q: float32[2,4,6,5], %k: float32[2,4,8,5], %v: int8[2,4,8,5] q([0.1, 0.2], [0, 0], axis 0)) {
+  %l: float32[2,4,6,8] = BATCH_MATMUL(%q, %k) {adj_y: true}
+  %p: float32[2,4,6,8] = SOFTMAX(%l) {beta: 1.0}
+  %o: float32[2,4,6,5] = BATCH_MATMUL(%p, %v)
+  return %o
+}"""
 BY_CONVOLUTION = """
 subgraph main (%q: float32[1,6,1,20], %k: float32[32,1,1,5], %v: float32[1,4,8,5]) {
   %c: float32[1,6,1,32] = CONV_2D(%q, %k, float32[32]{splat 0.0}) {padding: 1, stride_w: 1, stride_h: 1}
@@ -369,7 +376,7 @@ SKIPPED = {
         for what, line in IN_BETWEEN.items()
     },
     "values with several scales": (
-        changed(PLAIN, "%v: float32[1,4,8,5] -> %v: int8[1,4,8,5] q([0.1, 0.2, 0.1, 0.2], [0, 0, 0, 0], axis 1)"),
+        HEADS_OF_SCALES,
         "quantization", "several scales",
     ),
     "a distance of queries and keys": (
