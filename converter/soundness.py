@@ -64,11 +64,13 @@ _COARSE_SHARE: Final = 1 / 12
 _DEAD: Final = 1.01e-9
 _RETYPED = frozenset({"QUANTIZE", "DEQUANTIZE"})
 _REARRANGING = operators_that(Effect.REARRANGING, Effect.REPEATING, Effect.CUTTING) | _RETYPED
-_SCALED = _REARRANGING | operators_that(Effect.JOINING) | ELEMENTWISE
+_MOVING = _REARRANGING | operators_that(Effect.JOINING)
+_SCALED = _MOVING | ELEMENTWISE
 _AGAIN = (
     "calibrate again on inputs that fill it: for a cache, on prompts much longer than one prefill"
 )
 _UNMASKED = "quantize again with a mask of -100, which hides as much"
+_WIDER_MASK = "give the mask larger steps there, as `build` does"
 _NARROWER = "calibrate again: no product of these operands fills the range"
 _FILLED = "calibrate again on inputs that give it values"
 _ROW_OF_ZEROS = (
@@ -257,7 +259,7 @@ def power_of_two(scale: float) -> bool:
     return abs(exponent - round(exponent)) < 1e-3
 
 
-def _coarse(operator: Operator, _: Mapping[Tensor, str]) -> Iterator[_Problem]:
+def _coarse(operator: Operator, labels: Mapping[Tensor, str]) -> Iterator[_Problem]:
     """The mask of a SOFTMAX leaves so few steps for the other logits that the weights depend mostly on the mask."""
     steps = (_range(tensor).step for tensor in _origins(operator.inputs[0]))
     step = max((step for step in steps if step > 0), default=0.0)
@@ -269,6 +271,23 @@ def _coarse(operator: Operator, _: Mapping[Tensor, str]) -> Iterator[_Problem]:
         effect = "they become equal, and attention is uniform" if end < step else few
         text = f"has logits in steps of {step:.3g}, but without the mask they end at {end:.2g}: {effect}"
         yield ("mask-in-range", text, _UNMASKED)
+    else:
+        yield from _small_mask(operator.input(0), labels)
+
+
+def _small_mask(logits: Tensor, labels: Mapping[Tensor, str]) -> Iterator[_Problem]:
+    """A mask that the model is given subtracts less than a score may be below 0, which an empty slot has."""
+    *_, result = _origins(logits, _MOVING)
+    addition = result.producer
+    if addition is None or addition.name != "ADD":
+        return
+    for scores, mask in (addition.inputs, addition.inputs[::-1]):
+        *_, source = _origins(mask, _MOVING)
+        least = _range(scores).largest
+        most = _range(mask).largest
+        if "mask" in labels.get(source, "") and least > most:
+            text = f"has a mask of {-most:.0f}, and scores down to {-least:.0f}: masked keys may outweigh all others"
+            yield ("mask-too-small", text, _WIDER_MASK)
 
 
 def _scores(logits: Tensor) -> tuple[list[Operator], float, bool]:
@@ -351,14 +370,14 @@ def _named(tensor: Tensor | None, labels: Mapping[Tensor, str]) -> str:
     )
 
 
-def _origins(tensor: Tensor | None) -> Iterator[Tensor]:
+def _origins(tensor: Tensor | None, through: frozenset[str] = _REARRANGING) -> Iterator[Tensor]:
     """A tensor, then the nearest tensors that it is a rearrangement or part of, nearest first."""
     for _ in range(DEEPEST):
         if tensor is None:
             return
         yield tensor
         maker = tensor.producer
-        if maker is None or maker.name not in _REARRANGING:
+        if maker is None or maker.name not in through:
             return
         tensor = next(iter(KINDS[maker.name].data_operands(maker.inputs)), None)
 

@@ -23,6 +23,7 @@ from edge_opt.base.errors import EdgeOptError, UsageError
 from edge_opt.base.record import from_dict
 from edge_opt.base.words import Progress
 from edge_opt.building.biases import restore_clipped
+from edge_opt.building.masks import widen_masks
 from edge_opt.building.prompts import Wording, check_lengths, plan, read_prompts, wording_of
 from edge_opt.building.rotation import prepare
 from edge_opt.building.sections import keep_sections
@@ -387,7 +388,7 @@ def _broadcasting_sums(model: Path) -> set[str]:
 
 
 def quantize(job: Job, _: Progress) -> dict[str, Any]:
-    """Quantize the bundle, and restore sections that the pipeline's packing drops."""
+    """Quantize the bundle, restore sections that the pipeline's packing drops, and widen the masks."""
     _lib("stages").npu_quantize(
         _config(job), job.inputs["model"], str(job.model), job.inputs["ranges"]
     )
@@ -398,15 +399,15 @@ def quantize(job: Job, _: Progress) -> dict[str, Any]:
     lost = keep_sections(exported, job.model)
     if lost:
         notes.append(f"Restored sections that litert-torch dropped: {', '.join(lost)}")
+    opened = Opened(job.model)
+    main = opened.main()
+    mended = [widen_masks(main.model)]
     if job.options["restore"]:
-        opened = Opened(job.model)
-        part = opened.main()
-        note = restore_clipped(part.model, Opened(exported).main().model)
-        if note:
-            notes.append(note)
-            part.changed = True
-            _save_in_place(opened, job.model)
-    return {"notes": notes}
+        mended.append(restore_clipped(main.model, Opened(exported).main().model))
+    if any(mended):
+        main.changed = True
+        _save_in_place(opened, job.model)
+    return {"notes": [*notes, *filter(None, mended)]}
 
 
 def optimize(job: Job, progress: Progress) -> dict[str, Any]:

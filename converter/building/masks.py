@@ -1,0 +1,142 @@
+"""Widens the masks of attention where an empty slot of the cache could outweigh all allowed keys.
+
+litert-torch's masks subtract 100. Scores may lie far below: in the first layer of Qwen2.5-Coder-1.5B, whose keys have a
+bias of up to 354, a row's largest allowed score is between -2,072 and 12,728. Where it is below -100, a head looks at
+empty slots: four of the layer's twelve heads, for 2 to 18 % of the tokens.
+
+    mask in steps of m -- MUL by c --> c m --> ADD --> logits --> SOFTMAX
+                          scores in steps of s --^
+
+The multiplication keeps the mask's codes and gives them larger steps. Each layer gets its own: Qualcomm's ADD errs by a
+third of the larger operand's step. A sum that is too small for the logits becomes their smallest code, as it should.
+"""
+
+from collections.abc import Container, Iterator
+
+import numpy as np
+
+from edge_opt.base.words import many
+from edge_opt.ir import Buffer, DType, Model, Operator, Quantization, Tensor
+from edge_opt.ir.operators import KINDS, Effect, operators_that
+from edge_opt.ir.walk import walked
+from edge_opt.schema import Data
+
+_MARGIN = 20.0
+"""How far a masked key's score is below every allowed one at least: it weighs 2e-9 of that one."""
+_CODES = 32767  # of int16, on each side of 0
+_HALF = 2**14  # an int16 code by which a multiplication shifts exactly
+_MOVING = operators_that(Effect.REARRANGING, Effect.REPEATING, Effect.JOINING)
+
+_Made = dict[tuple[Tensor, float], Tensor]
+
+
+def widen_masks(model: Model) -> str:
+    """Widen the masks that a quantized model adds to scores that are too far apart for them, in place.
+
+    Returns:
+        A note for the user, empty if all masks are wide enough.
+    """
+    masks = {
+        tensor for _, inputs in model.inputs() for name, tensor in inputs.items() if "mask" in name
+    }
+    widened = 0
+    for graph in model.subgraphs:
+        made: _Made = {}
+        for addition in graph.operators:
+            place = _mask_operand(addition, masks)
+            if place is None:
+                continue
+            scores = _end(addition.input(1 - place))
+            mask = addition.input(place)
+            hidden = _end(mask)
+            if scores + _MARGIN <= hidden:
+                continue
+            # A masked key may have the largest score, and an allowed one the smallest.
+            factor = (2 * scores + _MARGIN) / hidden
+            graph.set_input(addition, place, _times(model, mask, factor, addition, made))
+            for tensor in _moved(addition.output):
+                if _end(tensor) < scores + _MARGIN:
+                    tensor.quantization = Quantization.affine((scores + _MARGIN) / _CODES)
+            widened += 1
+    if not widened:
+        return ""
+    return f"Widened {many(widened, 'mask')}, which subtracted less than scores may be apart"
+
+
+def _mask_operand(addition: Operator, masks: Container[Tensor]) -> int | None:
+    """The place of a mask that is added to int16 scores before a SOFTMAX."""
+    if addition.name != "ADD" or not all(map(_is_int16, addition.tensors)):
+        return None
+    readers = {reader.name for tensor in _moved(addition.output) for reader in tensor.consumers}
+    if "SOFTMAX" not in readers or not readers <= _MOVING | {"SOFTMAX"}:
+        return None
+    are_masks = [_source(operand) in masks for operand in addition.given]
+    return are_masks.index(True) if are_masks.count(True) == 1 else None
+
+
+def _is_int16(tensor: Tensor) -> bool:
+    """True for int16 with one scale and the zero point 0."""
+    parameters = tensor.quantization
+    if tensor.dtype is not DType.INT16 or parameters is None:
+        return False
+    return len(parameters.scale) == 1 and not parameters.zero_point.any()
+
+
+def _end(tensor: Tensor) -> float:
+    """The largest number that a tensor can hold, of either sign."""
+    assert tensor.quantization is not None
+    return _CODES * float(tensor.quantization.scale[0])
+
+
+def _source(tensor: Tensor) -> Tensor | None:
+    """The tensor of which one is a rearrangement or a repetition; None if it is joined of several."""
+    sources = {tensor}
+    while len(sources) == 1:
+        (source,) = sources
+        maker = source.producer
+        if maker is None or maker.name not in _MOVING:
+            return source
+        sources = {*KINDS[maker.name].data_operands(maker.inputs)}
+    return None
+
+
+def _moved(tensor: Tensor) -> list[Tensor]:
+    """A tensor, and all that operators rearrange, repeat or join from it."""
+
+    def below(one: Tensor) -> Iterator[Tensor]:
+        for reader in one.consumers:
+            if reader.name in _MOVING:
+                yield from reader.outputs
+
+    return [*walked([tensor], below)]
+
+
+def _times(model: Model, tensor: Tensor, factor: float, before: Operator, made: _Made) -> Tensor:
+    """A mask, made again from the given one times a factor, in front of an operator; `made` holds earlier results."""
+    known = made.get((tensor, factor))
+    if known is not None:
+        return known
+    graph = before.subgraph
+    assert graph is not None
+    name = f"{tensor.name}/times_{factor:.4g}"
+    step = _end(tensor) / _CODES
+    parameters = Quantization.affine(factor * step)
+    wide = graph.add_tensor(Tensor(name, tensor.shape, tensor.dtype, quantization=parameters))
+    maker = tensor.producer
+    if maker is None:
+        constant = graph.add_tensor(_constant(f"{name}/constant", factor))
+        operator = model.new_operator("MUL", [tensor, constant], [wide])
+    else:
+        operands = KINDS[maker.name].data_operands(maker.inputs)
+        widened = {one: _times(model, one, factor, before, made) for one in operands}
+        inputs = [one if one is None else widened.get(one, one) for one in maker.inputs]
+        operator = Operator(maker.code, inputs, [wide], maker.options)
+    graph.put(operator, before)
+    made[tensor, factor] = wide
+    return wide
+
+
+def _constant(name: str, value: float) -> Tensor:
+    content = Buffer(Data(np.int16(_HALF).tobytes()))
+    parameters = Quantization.affine(value / _HALF)
+    return Tensor(name, (), DType.INT16, quantization=parameters, buffer=content)

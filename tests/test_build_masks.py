@@ -1,0 +1,124 @@
+"""Masks of attention get a larger scale where scores are farther apart than what they subtract."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from ai_edge_litert.interpreter import Interpreter, OpResolverType
+
+from edge_opt.building.masks import widen_masks
+from edge_opt.ir import Model, to_bytes
+from edge_opt.ir.parse import parse
+from edge_opt.soundness import broken_ranges
+
+MASK_STEP = 100 / 32767
+QUERY_STEP = 0.01
+SLOTS = 3
+"""Two keys with large negative scores, and an empty slot of the cache, whose score is 0."""
+
+
+def decoder(
+    score_end: float,
+    logits_end: float | None = None,
+    also: str = "",
+    name: str = "mask_global",
+    softmax: str = "SOFTMAX",
+) -> Model:
+    """Queries `[1,2]`, keys `[3,2]` and a mask `[1,3]` to probabilities."""
+    options = "{beta: 1}" if softmax == "SOFTMAX" else ""
+    score_step = score_end / 32767
+    logits_step = (logits_end or max(score_end, 100 + score_end)) / 32767
+    return parse(f"""
+    signature decode = #0 (q=%q, k=%k, {name}=%m) -> (p=%p)
+    subgraph decode (
+      %q: int16[1,1,2] q({QUERY_STEP}, 0), %k: int16[1,{SLOTS},2] q({QUERY_STEP}, 0),
+      %m: int16[1,1,{SLOTS}] q({MASK_STEP}, 0)
+    ) {{
+      %s: int16[1,1,{SLOTS}] q({score_step}, 0) = BATCH_MATMUL(%q, %k) {{adj_y: true}}
+      %r: int16[1,1,{SLOTS}] q({MASK_STEP}, 0) = RESHAPE(%m, int32{{1, 1, {SLOTS}}})
+      %a: int16[1,1,{SLOTS}] q({logits_step}, 0) = ADD(%s, %r)
+      %p: int16[1,1,{SLOTS}] q(0.000030517578125, 0) = {softmax}(%a) {options}
+      {also}
+      return %p
+    }}""")
+
+
+def probabilities(model: Model) -> Any:
+    """Of two keys with scores of -300 and -301 and of a masked empty slot, with a mask in LiteRT-LM's codes."""
+    plain = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+    runner = Interpreter(model_content=to_bytes(model), experimental_op_resolver_type=plain)
+    run = runner.get_signature_runner("decode")
+    queries = np.array([[[10, 0]]]) / QUERY_STEP
+    keys = np.array([[[-30, 0], [-30.1, 0], [0, 0]]]) / QUERY_STEP
+    mask = np.array([[[0, 0, -32767]]], np.int16)
+    given = {"q": np.rint(queries).astype(np.int16), "k": np.rint(keys).astype(np.int16)}
+    return run(**given, mask_global=mask)["p"].ravel() * 2.0**-15
+
+
+def step_of(model: Model, name: str) -> float:
+    (found,) = [tensor for tensor in model.tensors() if tensor.name == name]
+    assert found.quantization is not None
+    return float(found.quantization.scale[0])
+
+
+def test_an_empty_slot_outweighs_all_keys_if_their_scores_are_below_the_mask() -> None:
+    assert probabilities(decoder(400)) == pytest.approx([0, 0, 1], abs=1e-3)
+
+
+def test_a_wider_mask_hides_it() -> None:
+    model = decoder(400)
+    assert widen_masks(model) == "Widened 1 mask, which subtracted less than scores may be apart"
+    weights = 1 / (1 + np.exp([-1, 1]))
+    assert probabilities(model) == pytest.approx([*weights, 0], abs=0.01)
+
+
+def test_the_mask_subtracts_20_more_than_scores_may_be_apart() -> None:
+    model = decoder(400)
+    widen_masks(model)
+    assert step_of(model, "r/times_8.2") * 32767 == pytest.approx(820)
+
+
+def test_the_input_keeps_its_type_and_scale() -> None:
+    model = decoder(400)
+    widen_masks(model)
+    (mask,) = [one for name, one in model.arguments("decode")[1].items() if name == "mask_global"]
+    assert step_of(model, "m") == pytest.approx(MASK_STEP)
+    assert "MUL" in [reader.name for reader in mask.consumers]
+
+
+def test_logits_get_room_below_the_smallest_score() -> None:
+    model = decoder(400, logits_end=400)
+    widen_masks(model)
+    assert step_of(model, "a") * 32767 == pytest.approx(420)
+
+
+def test_layers_with_the_same_scores_share_a_wider_mask() -> None:
+    step = 400 / 32767
+    again = f"""
+      %a2: int16[1,1,{SLOTS}] q({step}, 0) = ADD(%s, %r)
+      %p2: int16[1,1,{SLOTS}] q(0.000030517578125, 0) = SOFTMAX(%a2) {{beta: 1}}"""
+    model = decoder(400, also=again)
+    assert "2 masks" in widen_masks(model)
+    assert [operator.name for operator in model.operators()].count("MUL") == 1
+
+
+@pytest.mark.parametrize(
+    "model",
+    [decoder(79), decoder(400, name="bias"), decoder(400, softmax="LOGISTIC")],
+    ids=["scores no farther apart", "another input is added", "no SOFTMAX"],
+)
+def test_other_sums_stay(model: Model) -> None:
+    before = to_bytes(model)
+    assert widen_masks(model) == ""
+    assert to_bytes(model) == before
+
+
+def test_inspect_finds_a_mask_that_is_too_small() -> None:
+    (found,) = broken_ranges(decoder(400))
+    assert (found.rule, found.tensor) == ("mask-too-small", "p")
+    assert "a mask of -100, and scores down to -400" in found.message
+    assert [*broken_ranges(decoder(90))] == []
+    assert [*broken_ranges(decoder(400, name="bias"))] == []
+    widened = decoder(400)
+    widen_masks(widened)
+    assert [*broken_ranges(widened)] == []
