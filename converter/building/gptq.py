@@ -106,11 +106,12 @@ class Rounder:
 
     def __init__(self, moments: Floats, damping: float = _DAMPING) -> None:
         size = np.diag(moments)
-        self._order = np.argsort(-size, kind="stable")
+        # Columns are rounded from the last to the first.
+        self._order = np.argsort(size, kind="stable")
         hessian = moments[np.ix_(self._order, self._order)].astype(np.float32)
         added = damping * float(size.mean())
         hessian[np.diag_indices_from(hessian)] += np.float32(added or 1)
-        self._upper = _compensation(hessian)
+        self._lower = _lower_factor(hessian)
 
     def rounded(self, weights: Floats, lost: Floats | None = None) -> Grid:
         """The nearest codes of each column, after compensation; each row gets the best of 16 scales without it.
@@ -130,29 +131,28 @@ class Rounder:
         for first in range(0, len(weights), _ROWS_TOGETHER):
             rows = slice(first, first + _ROWS_TOGETHER)
             columns = weights[rows, self._order].T
-            codes[rows, self._order] = _column_by_column(
-                columns.copy("C"), scales[rows], self._upper
-            ).T
+            found = _column_by_column(columns.copy("C"), scales[rows], self._lower)
+            codes[rows, self._order] = found.T
         return Grid(codes, scales)
 
     def _solved(self, products: Floats) -> Floats:
         """`P H^-1` for `[rows, columns]` P and the Hessian H."""
+        from scipy.linalg import cho_solve
+
         solved = np.empty_like(products)
-        solved[:, self._order] = (products[:, self._order] @ self._upper.T) @ self._upper
+        columns = np.asfortranarray(products[:, self._order].T)
+        found = cho_solve((self._lower, True), columns, overwrite_b=True, check_finite=False)
+        solved[:, self._order] = found.T
         return solved
 
 
-def _compensation(hessian: Floats) -> Floats:
-    """U with `U' U` the inverse of the Hessian: row k tells how later columns compensate for an error in column k.
+def _lower_factor(hessian: Floats) -> Floats:
+    """L with `L L'` the Hessian; overwrites it."""
+    from scipy.linalg import cholesky
 
-    With rows and columns in reverse order, the Hessian's Cholesky factor is upper triangular: `H = R R'`, so U is the
-    inverse of R.
-    """
-    from scipy.linalg import cholesky, lapack
-
-    factor = cholesky(hessian[::-1, ::-1], lower=True, check_finite=False)
-    inverse, _ = lapack.strtri(factor, lower=1)
-    return np.ascontiguousarray(inverse[::-1, ::-1])
+    # The transpose is the same matrix, in the order that LAPACK overwrites.
+    found = cholesky(hessian.T, lower=True, overwrite_a=True, check_finite=False)
+    return np.asarray(found, np.float32)
 
 
 def _least_scales(weights: Floats) -> Floats:
@@ -183,17 +183,23 @@ def _least_error(weights: Floats) -> Floats:
     return best
 
 
-def _column_by_column(left: Floats, scales: Floats, upper: Floats) -> Floats:
-    """The codes of weights `[columns, rows]`, one column of the product after the other; overwrites `left`."""
-    codes = np.empty_like(left)
-    for start in range(0, len(left), _COLUMNS):
-        block = left[start : start + _COLUMNS]
-        stop = start + len(block)
-        errors = np.empty_like(block)
-        for number, now in enumerate(block):
-            column = start + number
-            codes[column] = _nearest(now, scales)
-            errors[number] = (now - codes[column] * scales) / upper[column, column]
-            block[number + 1 :] -= upper[column, column + 1 : stop, None] * errors[number]
-        left[stop:] -= upper[start:stop, stop:].T @ errors
+def _column_by_column(weights: Floats, scales: Floats, lower: Floats) -> Floats:
+    """The codes of weights `[columns, rows]`, one column of the product after the other, the last one first.
+
+    With errors e and the factor L, the squared error is the sum of `(L' e)_i ^ 2` over columns i, and `(L' e)_i`
+    depends on the errors of column i and of those behind it. So each column is rounded to where these make it least.
+    """
+    codes = np.empty_like(weights)
+    errors = np.empty_like(weights)
+    diagonal = np.diag(lower)[:, None]
+    for stop in range(len(weights), 0, -_COLUMNS):
+        start = max(stop - _COLUMNS, 0)
+        wanted = lower[stop:, start:stop].T @ errors[stop:]
+        wanted /= diagonal[start:stop]
+        wanted += weights[start:stop]
+        for column in range(stop - 1, start - 1, -1):
+            codes[column] = _nearest(wanted[column - start], scales)
+            errors[column] = weights[column] - codes[column] * scales
+            shares = lower[column, start:column, None] / diagonal[start:column]
+            wanted[: column - start] += shares * errors[column]
     return codes

@@ -4,10 +4,10 @@ Needs torch and transformers; runs in the process of a stage.
 """
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, cycle
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -219,17 +219,18 @@ class Network:
         for layer, products in enumerate(self.products):
             progress("rounding", layer, len(self.products))
             chosen = [*filter(wanted, products)]
-            grids: dict[str, Grid] = {}
-            with self._filled(self._layers[layer]):
+            with self._filled(self._layers[layer]), ExitStack() as recalled:
                 inputs = self._advance(layer, read, chosen)
-                for product in chosen:
+                for product in products:
+                    now = self._inputs(layer, changed, product)
+                    grids: dict[str, Grid] = {}
+                    if product in chosen:
+                        grids = _rounded(product, inputs.pop(product.name), _joined(now))
                     with self._holding(layer, grids):
-                        now = self._inputs(layer, changed, product)
-                    grids |= _rounded(product, inputs.pop(product.name), now)
-                with self._holding(layer, grids):
-                    self._move(layer, changed)
-            for name, grid in grids.items():
-                keep(name, grid)
+                        recalled.enter_context(_recalled(product, now))
+                    for name, grid in grids.items():
+                        keep(name, grid)
+                self._move(layer, changed)
         return self._normed_moments(read)
 
     def harm_of(self, names: Container[str], grid: Callable[[str], Grid]) -> float:
@@ -303,13 +304,13 @@ class Network:
             self._move(layer, texts)
         return {name: _joined(inputs) for name, inputs in noted.items()}
 
-    def _inputs(self, layer: int, texts: Iterable[Text], product: Product) -> Any:
-        """The inputs `[count, columns]` of one product; texts stay in front of the layer, which runs up to it."""
+    def _inputs(self, layer: int, texts: Iterable[Text], product: Product) -> list[Any]:
+        """The inputs of one product, by text; texts stay in front of the layer, which runs up to it."""
         with _noted([product], stops=True) as noted:
             for text in texts:
                 with suppress(_ReachedError):
                     self._layers[layer](text.hidden, **text.arguments[layer])
-        return _joined(noted[product.name])
+        return noted[product.name]
 
     @contextmanager
     def _holding(self, layer: int, grids: Mapping[str, Grid]) -> Iterator[None]:
@@ -384,6 +385,19 @@ def _noted(products: Iterable[Product], *, stops: bool = False) -> Iterator[dict
     finally:
         for hook in hooks:
             hook.remove()
+
+
+@contextmanager
+def _recalled(product: Product, inputs: Sequence[Any]) -> Iterator[None]:
+    """A product's modules give what they make of these inputs now, by text, whenever the same texts pass again."""
+    for module in product.modules.values():
+        results = cycle([module(one) for one in inputs])
+        module.forward = lambda _, results=results: next(results)
+    try:
+        yield
+    finally:
+        for module in product.modules.values():
+            del module.forward
 
 
 def _joined(inputs: Sequence[Any]) -> Any:
