@@ -11,13 +11,11 @@ import pytest
 from bundles import GENERIC, bundle, model_part
 from cli_runs import DEMO, QUANTIZED
 from pretend_npu import calls, compiling, figures, pretend
-from test_position_table import ROPE_ALONE
 
 from edge_opt.base.errors import UsageError
 from edge_opt.integrations import npu_export
 from edge_opt.integrations.npu_export import Optimized, npu_optimize
-from edge_opt.ir import load, to_bytes
-from edge_opt.ir.parse import parse
+from edge_opt.ir import load
 from edge_opt.npu.profiling import Measured
 from edge_opt.schema.litertlm import read_bundle
 
@@ -82,30 +80,6 @@ def test_what_is_quicker_is_kept_and_told_with_both_figures(stage: Stage) -> Non
     assert "times are for SA8797" in done.summary()
     assert stage.grown() == [True, False]
     assert json.loads(json.dumps(done.to_dict()))["signatures"][0]["after"]["time"]["us"] == 600
-
-
-FLOAT_ROPE = """
-signature decode_rope = #0 (input_pos=%p) -> (pos_emb_cos=%q)
-subgraph decode_rope (%p: int32[1,1]) {
-  %f: float32[1,1] = CAST(%p) {in_data_type: 2, out_data_type: 0}
-  %a: float32[1,4] = MUL(%f, float32[1,4]{1, 0.5, 0.25, 0.125})
-  %c: float32[1,4] = COS(%a)
-  %q: int16[1,4] q(3.05e-05, 0) = QUANTIZE(%c)
-  return %q
-}
-"""
-
-
-@pytest.mark.parametrize("in_float", [True, False])
-def test_rope_in_float_has_no_positions_to_repair_and_that_is_said(
-    stage: Stage, in_float: bool
-) -> None:
-    rope = FLOAT_ROPE if in_float else ROPE_ALONE
-    parts = [TEXT, model_part("prefill_decode", DEMO.read_bytes())]
-    parts.append(model_part("aux", to_bytes(parse(rope))))
-    stage.quantized.write_bytes(bundle(parts))
-    text = "RoPE's angles are in float, so no position is wrong: position_table has nothing to do"
-    assert (text in stage(ran(1000, 500), ran(600, 510)).notes) is in_float
 
 
 def test_where_nothing_gains_the_bundle_is_the_same_bytes(stage: Stage) -> None:

@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from edge_opt.attention.positions import find_rotary
 from edge_opt.base.atomic import AnyPath, resolve_target
 from edge_opt.base.errors import UsageError, did_you_mean
 from edge_opt.base.record import Record
@@ -136,18 +135,7 @@ def npu_optimize(
     if any(site.signature in exported_only for site in result.converted):
         kept = [entry.name for entry in result.signatures if entry.name not in exported_only]
         result = run(overwrite=True, signatures=kept)
-    return Optimized(result, gains, configs, (*notes, *_float_positions(input_litertlm)))
-
-
-def _float_positions(bundle: AnyPath) -> list[str]:
-    """A note if the bundle computes RoPE's angles in float, as litert-torch 0.11 leaves them."""
-    part = Opened(bundle).find(AUXILIARY_SECTION)
-    graphs = [] if part is None else part.model.subgraphs
-    names = {operator.name for graph in graphs for operator in graph.operators}
-    in_integers = [rotary for graph in graphs for rotary in find_rotary(graph)]
-    if names.isdisjoint({"COS", "SIN"}) or in_integers:
-        return []
-    return ["RoPE's angles are in float, so no position is wrong: position_table has nothing to do"]
+    return Optimized(result, gains, configs, notes)
 
 
 def _compiler(
