@@ -26,17 +26,15 @@ from edge_opt.soundness import LARGEST_BIAS, bias_of, is_clipped
 
 _ABOVE = 1 + 1e-6  # so that a bias fits after its scale is rounded to float32
 
-_Weights = tuple[Subgraph, Tensor]
 
-
-def weights_of(model: Model) -> Iterator[_Weights]:
+def weights_of(model: Model) -> Iterator[Tensor]:
     """Matrices of int8 constants that only FULLY_CONNECTED operators read, as weights, each once."""
     for graph in model.subgraphs:
         for weights in dict.fromkeys(op.inputs[1] for op in graph if op.name == "FULLY_CONNECTED"):
             if weights is None or not weights.has_numbers or weights.dtype is not DType.INT8:
                 continue
             if all(_is_weights(reader, weights) for reader in weights.consumers):
-                yield graph, weights
+                yield weights
 
 
 def _is_weights(reader: Operator, weights: Tensor) -> bool:
@@ -58,16 +56,25 @@ def known_bias(stored: Tensor, known: Iterable[Floats]) -> Floats:
     return found[0]
 
 
-def replace_weights(
-    graph: Subgraph, weights: Tensor, new: Tensor, biases: Mapping[Operator, Floats]
-) -> None:
+def stored_biases(copies: Iterable[Tensor]) -> dict[Operator, Tensor]:
+    """The bias of each product that reads one of these weights, without products that have none."""
+    found: dict[Operator, Tensor] = {}
+    for weights in copies:
+        for reader in weights.consumers:
+            bias = bias_of(reader)
+            if bias is not None:
+                found[reader] = bias
+    return found
+
+
+def replace_weights(weights: Tensor, new: Tensor, biases: Mapping[Operator, Floats]) -> None:
     """Make all readers read new weights, and `biases` in steps that follow from their scales, in which they fit."""
+    graph = weights.consumers[0].subgraph
+    assert graph is not None
     graph.add_tensor(new)
-    for reader in weights.consumers:
-        stored = bias_of(reader)
-        if stored is not None:
-            codes = _bias_codes(stored, biases[reader], reader.input(0), new)
-            graph.set_input(reader, 2, graph.add_tensor(codes))
+    for reader, stored in stored_biases([weights]).items():
+        codes = _bias_codes(stored, biases[reader], reader.input(0), new)
+        graph.set_input(reader, 2, graph.add_tensor(codes))
     graph.replace_uses(weights, new)
 
 
@@ -99,13 +106,15 @@ def restore_clipped(model: Model, exported: Model) -> str:
     """
     usage = parts_in_use(model)
     graphs = dict(exported.entry_points())
-    known = {graph: graphs.get(name) for name, graph in model.entry_points()}
-    shared: defaultdict[int, list[_Weights]] = defaultdict(list)
-    for graph, weights in weights_of(model):
-        shared[id(weights.buffer)].append((graph, weights))
+    before: dict[Subgraph | None, Subgraph] = {
+        graph: graphs[name] for name, graph in model.entry_points() if name in graphs
+    }
+    shared: defaultdict[int, list[Tensor]] = defaultdict(list)
+    for weights in weights_of(model):
+        shared[id(weights.buffer)].append(weights)
     changed = 0
     for copies in shared.values():
-        biases = _clipped(copies, known)
+        biases = _clipped(copies, before)
         if biases:
             changed += _widen(copies, biases)
     if not changed:
@@ -115,22 +124,15 @@ def restore_clipped(model: Model, exported: Model) -> str:
 
 
 def _clipped(
-    copies: Sequence[_Weights], exported: Mapping[Subgraph, Subgraph | None]
+    copies: Sequence[Tensor], exported: Mapping[Subgraph | None, Subgraph]
 ) -> dict[Operator, Floats]:
     """The biases before quantization of all readers of shared weights; empty if none is clipped, or one is unknown."""
-    stored: dict[Operator, Tensor] = {}
-    places: dict[Operator, Subgraph] = {}
-    for graph, weights in copies:
-        for reader in weights.consumers:
-            bias = bias_of(reader)
-            if bias is not None:
-                stored[reader] = bias
-                places[reader] = graph
+    stored = stored_biases(copies)
     if not any(is_clipped(bias).any() for bias in stored.values()):
         return {}
     found: dict[Operator, Floats] = {}
     for reader, bias in stored.items():
-        real = _before(bias, exported.get(places[reader]))
+        real = _before(bias, exported.get(reader.subgraph))
         if real is None:
             return {}
         found[reader] = real
@@ -173,18 +175,18 @@ def steps_for(biases: Mapping[Operator, Floats], steps: Floats) -> Floats:
     return wide
 
 
-def _widen(copies: Sequence[_Weights], biases: Mapping[Operator, Floats]) -> int:
+def _widen(copies: Sequence[Tensor], biases: Mapping[Operator, Floats]) -> int:
     """Give weights, which the copies share, the least steps in which all biases fit; the number of rows that change."""
-    _, first = copies[0]
+    first = copies[0]
     assert first.quantization is not None
     codes: NDArray[np.int8] = np.asarray(first.array(), np.int8)
     steps = np.broadcast_to(first.quantization.scale, len(codes)).astype(np.float32)
     wide = steps_for(biases, steps)
     coarser = np.rint(codes * (steps / wide)[:, None]).astype(np.int8)
     buffer = Buffer(Data(coarser.tobytes()))
-    for graph, weights in copies:
+    for weights in copies:
         new = Tensor(
             weights.name, weights.shape, DType.INT8, quantization=by_row(wide), buffer=buffer
         )
-        replace_weights(graph, weights, new, biases)
+        replace_weights(weights, new, biases)
     return int((wide > steps).sum())

@@ -21,16 +21,16 @@ from edge_opt.building.biases import (
     replace_weights,
     restore_clipped,
     steps_for,
+    stored_biases,
     weights_of,
 )
 from edge_opt.building.gptq import LEAST_ROW, Codes, Floats, Grid
 from edge_opt.building.logits import four_bits, moments_of, narrow_logits
 from edge_opt.building.rounding import read_rounded
 from edge_opt.building.stages import Job
-from edge_opt.ir import Model, Operator, Subgraph, Tensor
+from edge_opt.ir import Model, Operator, Tensor
 from edge_opt.ir.cleanup import parts_in_use, remove_unused
 from edge_opt.ir.opening import Opened
-from edge_opt.soundness import bias_of
 
 _HALF_A_STEP = 0.501
 
@@ -82,34 +82,28 @@ def narrow_layers(model: Model, grids: Mapping[str, Grid], biases: Mapping[str, 
         )
     for names, copies in places.items():
         known = [biases[name] for name in names if name in biases]
-        real: dict[Operator, Floats] = {}
-        for _, weights in copies:
-            for reader in weights.consumers:
-                stored = bias_of(reader)
-                if stored is not None:
-                    real[reader] = known_bias(stored, known)
+        stored = stored_biases(copies)
+        real = {reader: known_bias(bias, known) for reader, bias in stored.items()}
         narrow = four_bits(names[0], _with_room(grids[names[0]], real))
-        for graph, weights in copies:
+        for weights in copies:
             # Entry points share the bytes of weights, and of the narrow ones too.
-            replace_weights(graph, weights, replace(narrow, name=weights.name), real)
+            replace_weights(weights, replace(narrow, name=weights.name), real)
 
 
-def _places(
-    model: Model, grids: Mapping[str, Grid]
-) -> dict[tuple[str, ...], list[tuple[Subgraph, Tensor]]]:
+def _places(model: Model, grids: Mapping[str, Grid]) -> dict[tuple[str, ...], list[Tensor]]:
     """The constants that hold the weights of products, by their names: several only if their weights are the same."""
     wanted: defaultdict[bytes, list[str]] = defaultdict(list)
     for name, grid in grids.items():
         wanted[_signs(grid.codes)].append(name)
     names_of: dict[int, tuple[str, ...]] = {}
-    places: defaultdict[tuple[str, ...], list[tuple[Subgraph, Tensor]]] = defaultdict(list)
-    for graph, weights in weights_of(model):
+    places: defaultdict[tuple[str, ...], list[Tensor]] = defaultdict(list)
+    for weights in weights_of(model):
         content = id(weights.buffer)
         if content not in names_of:
             named = wanted.get(_signs(np.asarray(weights.array(), np.int8)), ())
             names_of[content] = tuple(name for name in named if _is_near(weights, grids[name]))
         if names_of[content]:
-            places[names_of[content]].append((graph, weights))
+            places[names_of[content]].append(weights)
     return places
 
 
