@@ -521,8 +521,6 @@ BAD: dict[str, Change] = {
         "weights": "4", **put("p.json", "[]", "plan")(place)},
     "plan .*p.json is not valid: Plan: .*products.*; give the plan.json of an earlier": lambda place: {
         "weights": "4", **put("p.json", '{"products": 4}', "plan")(place)},
-    "leaves the first 16384 tokens at 8 bits, and .*gemma has 50: use": lambda place: {
-        "weights": "4-logits", **put(CONFIG, '{"vocab_size": 50}')(place)},
     "index.json names b.safetensors, which is missing: copy": put(
         "gemma/model.safetensors.index.json",
         '{"weight_map": {"x": "model.safetensors", "y": "b.safetensors"}}'),

@@ -18,7 +18,6 @@ from edge_opt.base.words import Progress
 from edge_opt.base.work import work_folder
 from edge_opt.building import evaluation, stages
 from edge_opt.building.evaluation import Evaluation, Texts
-from edge_opt.building.logits import KEPT_ROWS
 from edge_opt.building.needs import fit_together, needs_of
 from edge_opt.building.prompts import read_prompts
 from edge_opt.building.recipe import (
@@ -37,7 +36,7 @@ from edge_opt.building.recipe import (
 from edge_opt.building.rounding import PLAN, plan_of
 from edge_opt.building.sections import faults
 from edge_opt.building.settings import check_settings
-from edge_opt.building.source import CONFIG, Given, Kind, look_at, read_object
+from edge_opt.building.source import Given, Kind, look_at, read_object
 from edge_opt.building.stages import BuildCheckError, Input, Stage, StageReport, Stages
 from edge_opt.conversion.models import find_unsound
 from edge_opt.ir.opening import Opened
@@ -163,7 +162,7 @@ def build(
     settings = {**(settings or {}), **_lengths(given, prefill, cache)}
     check_settings(given, settings)
     libraries = _libraries(vendor, Compiler(chip, sdk=sdk))
-    steps = _steps(given, weights, vendor)
+    steps = recipe(given.kind, weights, narrow_weights=vendor == _NARROW_WEIGHTS)
     limit = _limit(max_perplexity_ratio, weights)
     # The ratio is for choosing a plan.
     rounding = {"ratio": limit if plan is None else None, "plan": _plan(plan, weights)}
@@ -366,19 +365,6 @@ def _plan(path: AnyPath | None, weights: str) -> dict[str, Any] | None:
         )
     plan = plan_of(read_object(path_of(path, "the plan")), f"plan {path}")
     return {"products": [asdict(replace(one, weights=0)) for one in plan.products]}
-
-
-def _steps(given: Given, weights: str, vendor: str) -> tuple[Stage, ...]:
-    """The stages that make a quantized bundle; UsageError if there are none, or no token's logits would get 4 bits."""
-    steps = recipe(given.kind, weights, narrow_weights=vendor == _NARROW_WEIGHTS)
-    if weights == WEIGHTS[1]:
-        tokens = read_object(given.path / CONFIG).get("vocab_size")
-        if isinstance(tokens, int) and tokens <= KEPT_ROWS:
-            raise UsageError(
-                f"weights='{weights}' leaves the first {KEPT_ROWS} tokens at 8 bits, and {given.path} has {tokens}: "
-                f"use weights='8' or '4'"
-            )
-    return steps
 
 
 def _texts(
