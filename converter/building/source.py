@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from edge_opt.base.errors import ModelFormatError, UsageError
 from edge_opt.base.mistaken import ENOUGH, recognized, remedy_if_missing
 from edge_opt.base.words import listed
+from edge_opt.building.checkpoint import DAMAGED
 from edge_opt.building.sections import check_words
 from edge_opt.inspection.caches import NOT_FOR_NPUS, Caches, find_caches
 from edge_opt.ir import DType
@@ -206,7 +207,7 @@ def _check_length(path: Path) -> None:
                 one["data_offsets"][1] for name, one in header.items() if name != "__metadata__"
             ]
             wanted = 8 + length + max(ends, default=0)
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        except DAMAGED as error:
             raise ModelFormatError(f"{path} has a damaged header ({error}): {_AGAIN}") from error
         if source.size == wanted:
             return
@@ -218,14 +219,7 @@ def _check_index(path: Path) -> None:
     try:
         names = json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()
         outside = [name for name in names if not name or Path(name).name != name]
-    except (
-        OSError,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-    ) as error:
+    except DAMAGED as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
     if outside:
         raise UsageError(

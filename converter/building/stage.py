@@ -4,7 +4,6 @@ It prints the tools' output, and progress as lines `stage done/total`.
 """
 
 import json
-import re
 import resource
 import traceback
 from collections.abc import Callable
@@ -34,9 +33,6 @@ STAGES: dict[str, Callable[[Job, Progress], dict[str, Any]]] = {
     "compile": pipeline.compile_bundle,
 }
 
-# A process of a pool that the system killed, torch, C++, and Python, whose text may be empty.
-_OUT_OF_MEMORY = re.compile("BrokenProcessPool|allocate memory|bad_alloc|MemoryError")
-
 
 def main() -> None:
     """Run the job, and write its outcome."""
@@ -52,16 +48,12 @@ def _answer(job: Job) -> dict[str, Any]:
         inputs = {role: str(closed(Path(path))) for role, path in job.inputs.items()}
         return {"values": STAGES[job.stage](replace(job, inputs=inputs), _progress)}
     except EdgeOptError as error:
-        return {"error": str(error), "exit_code": error.exit_code, "out_of_memory": False}
+        return {"error": str(error), "exit_code": error.exit_code}
     except Exception as error:
         traceback.print_exc()
         first_line, _, _ = str(error).strip().partition("\n")
         cause = f"{type(error).__name__}: {first_line}"[:300]
-        return {
-            "error": cause,
-            "exit_code": EdgeOptError.exit_code,
-            "out_of_memory": bool(_OUT_OF_MEMORY.search(cause)),
-        }
+        return {"error": cause, "exit_code": EdgeOptError.exit_code}
 
 
 def _progress(stage: str, done: int, total: int) -> None:

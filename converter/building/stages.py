@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import tempfile
 import time
@@ -21,7 +20,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from importlib.resources import files
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from threading import Event
 from types import MappingProxyType
@@ -63,6 +61,8 @@ _LOOK_SECONDS = 0.3
 _STEP = re.compile(rb"^[^|/\n]* (\d+)/(\d+)\s*$", re.MULTILINE)
 _TAIL = 1 << 16
 _ALMOST_FULL = 1 << 20
+# The system, a process of a pool that it killed, torch, C++, and Python, whose text may be empty.
+_OUT_OF_MEMORY = re.compile("SIGKILL|BrokenProcessPool|allocate memory|bad_alloc|MemoryError")
 _NO_SPACE = os.strerror(errno.ENOSPC)
 _KINDS: dict[int, type[EdgeOptError]] = {2: UsageError, 5: OutputError}
 
@@ -187,25 +187,13 @@ def untried(versions: Mapping[str, str]) -> str:
 
 def _code_digest() -> str:
     """A digest of the installed code that stages run, and of its data files, wherever they are."""
-    contents = _contents(files("edge_opt"), "edge_opt")
-    # In an editable install, the schema is a folder apart.
-    contents |= _contents(files("edge_opt.schema"), "edge_opt/schema")
     digest = hashlib.sha256()
-    for name in sorted(contents):
-        digest.update(f"{name}\0{len(contents[name])}\0".encode() + contents[name])
+    # In an editable install, the schema is a folder apart.
+    for package in ("edge_opt", "edge_opt.schema"):
+        root = Path(str(files(package)))
+        code = [one for one in _files(root) if _NOT_RUN.isdisjoint(one.relative_to(root).parts)]
+        digest.update(digest_of(code, root).encode())
     return digest.hexdigest()[:16]
-
-
-def _contents(folder: Traversable, name: str) -> dict[str, bytes]:
-    """The content of each file in a package's folder."""
-    found: dict[str, bytes] = {}
-    for entry in folder.iterdir():
-        path = f"{name}/{entry.name}"
-        if entry.is_file():
-            found[path] = entry.read_bytes()
-        elif entry.is_dir() and entry.name not in _NOT_RUN:
-            found |= _contents(entry, path)
-    return found
 
 
 def carry_out(job: Job, log: Path, progress: Progress) -> tuple[dict[str, Any], int]:
@@ -266,17 +254,14 @@ def _answer(status: int, outcome: Path, *, memory_ran_out: bool) -> tuple[dict[s
         answer = json.loads(outcome.read_text(encoding="utf-8"))
     if "values" in answer:
         return answer["values"], answer["peak_bytes"]
-    if shutil.disk_usage(outcome.parent).free < _ALMOST_FULL or _NO_SPACE in answer.get(
-        "error", ""
-    ):
+    error = answer.get("error", "")
+    if shutil.disk_usage(outcome.parent).free < _ALMOST_FULL or _NO_SPACE in error:
         raise OutputError("the disk is full")
-    if "error" in answer:
-        kind = _KINDS.get(answer["exit_code"], StageFailedError)
-        of_memory = answer["out_of_memory"] or (memory_ran_out and kind is StageFailedError)
-        if not of_memory:
-            raise kind(answer["error"])
-    cause = answer.get("error") or processes.killed_by(status) or f"exit status {status}"
-    if "error" in answer or status == -signal.SIGKILL:
+    kind = _KINDS.get(answer.get("exit_code", 0), StageFailedError)
+    if kind is not StageFailedError:
+        raise kind(error)
+    cause = error or processes.killed_by(status) or f"exit status {status}"
+    if memory_ran_out or _OUT_OF_MEMORY.search(cause):
         raise OutOfMemoryError(f"memory probably ran out ({cause}): {MORE_MEMORY}")
     raise StageFailedError(cause)
 
