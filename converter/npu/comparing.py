@@ -8,12 +8,7 @@ from dataclasses import replace
 
 from edge_opt.base.errors import UsageError
 from edge_opt.base.words import Progress
-from edge_opt.comparison.findings import (
-    ComparisonReport,
-    OutputComparison,
-    SignatureComparison,
-    name_of,
-)
+from edge_opt.comparison.findings import ComparisonReport, SignatureComparison, name_of
 from edge_opt.comparison.pairing import Both, Pair, Shapes, both_open, checked_numbers
 from edge_opt.conversion.models import close_inputs
 from edge_opt.ir.opening import ModelLike, Part
@@ -111,20 +106,15 @@ def _emulated(both: Both, pair: Pair, compiler: Compiler) -> SignatureComparison
 
 def _warning(compared: SignatureComparison) -> str:
     """Return a warning if an output is far from the CPU's, else an empty string."""
-    measured = [output for output in compared.outputs if output.db is not None]
-    if not measured:
+    far: dict[str, tuple[float, float]] = {}
+    for one in compared.outputs:
+        if one.db is not None and not min(one.db) >= _NEAR_DB:  # NaN, too
+            far[one.name] = one.db
+    if not far:
         return ""
-    worst = min(measured, key=_least_db)
-    if _least_db(worst) >= _NEAR_DB:
-        return ""
-    assert worst.db is not None
-    a, b = worst.db
+    name = min(far, key=lambda name: min(far[name]))
+    a, b = far[name]
     return (
-        f"warning: signature '{compared.name}', output '{worst.name}': a is {a:.1f} dB and b {b:.1f} dB from the "
-        "CPU's kernels: the NPU's arithmetic is different; this is not a difference between a and b"
+        f"warning: signature '{compared.name}', output '{name}': a is {a:.1f} dB and b {b:.1f} dB from the CPU's "
+        "kernels: the NPU's arithmetic is different; this is not a difference between a and b"
     )
-
-
-def _least_db(output: OutputComparison) -> float:
-    assert output.db is not None
-    return min(output.db)

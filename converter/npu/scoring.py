@@ -86,13 +86,14 @@ def read(
         return [loop.logits.reals(steps.run(loop, invoke)[1][:, 0]) for loop in loops]
 
 
-def _called(loops: Sequence[Loop]) -> list[str]:
+def _called(loops: Sequence[Loop]) -> dict[str, None]:
     """Entry points of the prefill/decode model that reading the texts calls."""
-    calls = [*loops[0].decode]
+    names: dict[str, None] = {}
     for loop in loops:
-        if len(loop.prompt[0]) > 1:
-            calls += loop.prefill
-    return list(dict.fromkeys(call.signature.name for call in calls if call.model == MAIN))
+        for call in (*loop.decode, *loop.prefill):
+            if call.model == MAIN:
+                names[call.signature.name] = None
+    return names
 
 
 def _runs(loop: Loop) -> int:
