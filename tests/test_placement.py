@@ -128,6 +128,13 @@ def test_the_compiler_says_what_it_leaves_and_why(
     assert "--target SM8750" in refused.failed_in_one_sentence(2)
 
 
+def test_a_library_that_logs_nothing_leaves_only_the_types() -> None:
+    """As with the compiler's flag for its log level."""
+    refused = TOOL_SAYS[TOOL_SAYS.index("ERROR") : TOOL_SAYS.rindex("INFO")]
+    told = Outcome(errors=refused + refused.replace("#0", "#1")).refusals()
+    assert told == dict.fromkeys((0, 1), "refused (FLOAT_32)")
+
+
 def test_operators_of_called_subgraphs_are_not_those_of_the_model() -> None:
     inside = TOOL_SAYS.replace("#0", "#7")
     assert Outcome(errors=TOOL_SAYS + inside, output=2 * LIBRARY_SAYS).refusals().keys() == {0}

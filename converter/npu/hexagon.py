@@ -111,14 +111,15 @@ class Outcome:
 
         For each operator that is not validated, the tool logs its types and then its place, and the library the reason.
         """
-        complaints = _VALIDATED.split(self.output)
+        complaints = iter(_VALIDATED.split(self.output))
         reasons: dict[int, str] = {}
         about = ""
         for block in self.errors.partition(_OTHERS)[0].split("ERROR: "):
             found = _LEFT.search(block)
             if _INVALID in block:
                 types = ", ".join(dict.fromkeys(_TYPE.findall(block)))
-                said = first_complaint(complaints.pop(0)).partition(" requested for ")[0]
+                complaint = first_complaint(next(complaints, ""))
+                said = complaint.partition(" requested for ")[0]
                 about = f"{said or 'refused'} ({types})"
             elif found is not None:
                 reasons[int(found[1])] = about or "LiteRT's plugin does not take this kind"
