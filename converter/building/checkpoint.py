@@ -248,10 +248,11 @@ def load(source: Path, *, stream: bool = True) -> Streamed:
             f"both with the base model"
         )
     for name in weights.names:
-        if not all(np.isfinite(numbers).all() for _, numbers in weights.blocks(name)):
-            raise UsageError(
-                f"{source}: '{name}' holds NaN or infinity, as when training diverges: give an earlier checkpoint"
-            )
+        for _, numbers in weights.blocks(name):
+            if not np.isfinite(numbers).all():
+                raise UsageError(
+                    f"{source}: '{name}' holds NaN or infinity, as when training diverges: give an earlier checkpoint"
+                )
     weights.model.eval()
     return weights
 

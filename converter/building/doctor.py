@@ -43,8 +43,9 @@ class Ability(Record):
     @property
     def summary(self) -> str:
         """The problem, without what to do if a command does it."""
-        problem, _, _ = self.problem.partition(": ") if self.remedy else (self.problem, "", "")
-        return problem or "works"
+        if not self.problem:
+            return "works"
+        return self.problem.partition(": ")[0] if self.remedy else self.problem
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,10 +30,8 @@ def merge(job: Job, _: Progress) -> dict[str, Any]:
         adapted = peft.PeftModel.from_pretrained(model, adapter)
         with safe_open(adapter / ADAPTER_WEIGHTS, "pt") as file:
             held = set(file.keys())
-        known, needed = (
-            set(peft.get_peft_model_state_dict(adapted, save_embedding_layers=embeddings))
-            for embeddings in (True, False)
-        )
+        known = set(peft.get_peft_model_state_dict(adapted, save_embedding_layers=True))
+        needed = set(peft.get_peft_model_state_dict(adapted, save_embedding_layers=False))
         merged = adapted.merge_and_unload(safe_merge=True)
     except Exception as error:  # peft's and safetensors'
         cause = str(error).partition("\n")[0]

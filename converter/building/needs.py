@@ -93,6 +93,9 @@ def _free_memory() -> int:
     """Bytes of memory and swap that can be used; without Linux's figures, all memory of the machine."""
     if not _MEMORY_INFO.is_file():
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    lines = _MEMORY_INFO.read_text(encoding="ascii").splitlines()
-    fields = {name: text.split()[0] for name, _, text in (line.partition(":") for line in lines)}
-    return 1024 * (int(fields["MemAvailable"]) + int(fields["SwapFree"]))
+    kibibytes = 0
+    for line in _MEMORY_INFO.read_text(encoding="ascii").splitlines():
+        name, count, *_ = line.split()
+        if name in {"MemAvailable:", "SwapFree:"}:
+            kibibytes += int(count)
+    return 1024 * kibibytes

@@ -2,6 +2,7 @@
 
 import re
 import tempfile
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -130,8 +131,13 @@ def name(section: Section) -> str:
 
 def _keys(bundle: Bundle) -> list[tuple[int, str, int]]:
     """Each section's type, purpose, and number among those of the same type and purpose."""
-    kinds = [(section.data_type, section.model_type) for section in bundle.sections]
-    return [(*kind, kinds[:at].count(kind)) for at, kind in enumerate(kinds)]
+    counts = Counter[tuple[int, str]]()
+    keys: list[tuple[int, str, int]] = []
+    for section in bundle.sections:
+        kind = (section.data_type, section.model_type)
+        keys.append((*kind, counts[kind]))
+        counts[kind] += 1
+    return keys
 
 
 def _same(a: Source, b: Source) -> bool:
