@@ -11,11 +11,9 @@ from edge_opt.base.words import size
 from edge_opt.building.checkpoint import DAMAGED, stored_in
 from edge_opt.building.stages import MORE_MEMORY
 
-_EXPORT_IN_MEMORY = "export in memory"
 _MEMORY = {
     "round": (3.3, 1.6),
     "export": (4.0, 6.5),
-    _EXPORT_IN_MEMORY: (2.6, 13.1),
     "calibrate": (1.4, 3.8),
     "quantize": (1.3, 4.7),
     "narrow": (0.4, 1.9),
@@ -28,6 +26,8 @@ _MEMORY = {
 
 From Qwen2.5-Coder-0.5B and 1.5B, but for `emulate`, which compiles the same graphs and is taken to need as much.
 """
+_EXPORT_IN_MEMORY = (2.6, 13.1)
+"""The same for an export that does not stream the weights."""
 _DISK = 22
 """Bytes for each weight: three copies in float32 during the export, and a bundle for each stage."""
 _SECONDS = 500
@@ -64,15 +64,17 @@ class Needs(NamedTuple):
         return lines
 
 
-def needs_of(files: Sequence[Path], stages: Iterable[str], *, streams: bool) -> Needs:
-    """The needs of these stages for a checkpoint with these files; `streams` as the setting `use_v2`."""
+def needs_of(files: Sequence[Path], *, rounds: bool, streams: bool) -> Needs:
+    """The needs of the stages for a checkpoint with these files.
+
+    `rounds` is true if its weights are rounded; `streams` is the setting `use_v2`.
+    """
     weights = sum(map(_weights_in, files))
-    memory: dict[str, int] = {}
-    for stage in stages:
-        kind = _EXPORT_IN_MEMORY if stage == "export" and not streams else stage
-        always, each = _MEMORY[kind]
-        memory[stage] = int(always * 1e9 + each * weights)
-    seconds = _SECONDS + (_SECONDS_TO_ROUND if "round" in memory else 0)
+    figures = _MEMORY if streams else {**_MEMORY, "export": _EXPORT_IN_MEMORY}
+    memory = {
+        stage: int(always * 1e9 + each * weights) for stage, (always, each) in figures.items()
+    }
+    seconds = _SECONDS + (_SECONDS_TO_ROUND if rounds else 0)
     return Needs(memory, _DISK * weights, math.ceil((60 + seconds * weights / 1e9) / 60))
 
 

@@ -38,14 +38,6 @@ EMULATE = Stage("emulate", ("checkpoint", "converted"), compiles=True)
 """Scores checkpoint and bundle, in the NPU's emulator."""
 COMPILE = Stage("compile", ("model",), compiles=True)
 
-RECIPES = {
-    (Kind.CHECKPOINT, "8"): (_EXPORT, _CALIBRATE, _QUANTIZE),
-    (Kind.CHECKPOINT, "4-logits"): (_EXPORT, _CALIBRATE, _QUANTIZE, _NARROW_LOGITS),
-    (Kind.CHECKPOINT, "4"): (ROUND, _EXPORT, _CALIBRATE, _QUANTIZE, _NARROW_ROUNDED),
-    (Kind.FLOAT, "8"): (_CALIBRATE, _QUANTIZE),
-    (Kind.QUANTIZED, "8"): (),
-}
-"""The stages that make a quantized bundle of each kind of input, by the width of weights."""
 SOURCES = {
     Kind.CHECKPOINT: ("source", "checkpoint", "base"),
     Kind.FLOAT: ("source", "model", "exported"),
@@ -54,41 +46,40 @@ SOURCES = {
 """The roles of the input."""
 
 
-def recipe(kind: Kind, weights: str, *, narrow_weights: bool) -> tuple[Stage, ...]:
-    """The stages for an input; UsageError if there are none for these weights, or not for this NPU."""
+def check_weights(kind: Kind, weights: str, *, narrow_weights: bool) -> None:
+    """Raise UsageError for unknown weights, or for 4 bits if the input or the NPU has none."""
     if weights not in WEIGHTS:
         raise unknown("weights", weights, WEIGHTS)
-    stages = RECIPES.get((kind, weights))
-    if stages is None or (weights != "8" and not narrow_weights):
+    if weights != "8" and not (kind is Kind.CHECKPOINT and narrow_weights):
         raise UsageError(
             f"weights='{weights}' needs a checkpoint and a Qualcomm NPU: use weights='8'"
         )
-    return stages
 
 
-def run_recipe(
+def run_quantization(
     run: Stages,
-    stages: tuple[Stage, ...],
+    kind: Kind,
+    weights: str,
     settings: Mapping[str, Mapping[str, Any]],
     window: int | None,
     rounding: Mapping[str, Any],
 ) -> Input:
-    """Run the stages with the pipeline's settings, and return the quantized bundle."""
+    """Run the stages that make a quantized bundle, with the pipeline's settings, and return it."""
     rotate = settings["export"]["rotate"]
-    options: dict[str, Mapping[str, Any]] = {
-        **settings,
-        "round": {**rounding, "rotate": rotate},
+    rounds = weights == "4"
+    if rounds:
+        run.run(ROUND, {**rounding, "rotate": rotate})
+    rotated = False
+    if kind is Kind.CHECKPOINT:
         # A checkpoint that is rounded is rotated by then.
-        "export": {
-            **settings["export"],
-            "window": window,
-            "rotate": rotate and ROUND not in stages,
-        },
+        export = {**settings["export"], "window": window, "rotate": rotate and not rounds}
+        rotated = run.run(_EXPORT, export).values["rotated"]
+    if kind is not Kind.QUANTIZED:
+        run.run(_CALIBRATE, settings["calibrate"])
         # Rounded weights are recognized as they were exported; biases are restored after that.
-        "quantize": {**settings[QUANTIZE], "restore": _NARROW_ROUNDED not in stages},
-    }
-    for stage in stages:
-        report = run.run(stage, options[stage.name])
-        if stage is _EXPORT:
-            options["narrow"] = {"rotated": report.values["rotated"]}
+        run.run(_QUANTIZE, {**settings[QUANTIZE], "restore": not rounds})
+    if rounds:
+        run.run(_NARROW_ROUNDED, {})
+    elif weights == "4-logits":
+        run.run(_NARROW_LOGITS, {"rotated": rotated})
     return run.files["model"]

@@ -30,8 +30,8 @@ from edge_opt.building.recipe import (
     ROUND,
     SOURCES,
     WEIGHTS,
-    recipe,
-    run_recipe,
+    check_weights,
+    run_quantization,
 )
 from edge_opt.building.rounding import PLAN, plan_of
 from edge_opt.building.sections import faults
@@ -162,7 +162,7 @@ def build(
     settings = {**(settings or {}), **_lengths(given, prefill, cache)}
     check_settings(given, settings)
     libraries = _libraries(vendor, Compiler(chip, sdk=sdk))
-    steps = recipe(given.kind, weights, narrow_weights=vendor == _NARROW_WEIGHTS)
+    check_weights(given.kind, weights, narrow_weights=vendor == _NARROW_WEIGHTS)
     limit = _limit(max_perplexity_ratio, weights)
     # The ratio is for choosing a plan.
     rounding = {"ratio": limit if plan is None else None, "plan": _plan(plan, weights)}
@@ -181,8 +181,10 @@ def build(
             result.stages,
         )
         _give_inputs(run, given, texts.calibration, folder)
-        _configure(run, result, given, settings, steps)
-        quantized = run_recipe(run, steps, result.settings, result.caches["window"], rounding)
+        _configure(run, result, given, settings, rounds=weights == WEIGHTS[2])
+        quantized = run_quantization(
+            run, given.kind, weights, result.settings, result.caches["window"], rounding
+        )
         _check_sound(quantized.path)
         compiling = result.settings["compile"]
         optimized = run.run(OPTIMIZE, {**compiling, "target": facts.to_dict()})
@@ -253,7 +255,8 @@ def _configure(
     result: BuildResult,
     given: Given,
     settings: Mapping[str, Any],
-    steps: Sequence[Stage],
+    *,
+    rounds: bool,
 ) -> None:
     """Resolve the pipeline's settings, and the lengths of caches; tell what the other stages need."""
     caches = {"window": given.caches.window, "ring": None, "notes": given.caches.lines()}
@@ -263,8 +266,8 @@ def _configure(
     )
     run.config = configured.values["config"]
     if given.kind is Kind.CHECKPOINT:
-        names = [stage.name for stage in (*steps, OPTIMIZE, COMPILE, EVALUATE, EMULATE)]
-        needs = needs_of(given.weights, names, streams=run.config.get("use_v2", False))
+        streams = run.config.get("use_v2", False)
+        needs = needs_of(given.weights, rounds=rounds, streams=streams)
         run.needs = needs.memory
         configured.values["notes"] = needs.lines(run.folder)
     run.add(configured)
