@@ -164,13 +164,14 @@ def inspect(
 
     sizes = read_shapes(shapes)
     facts = None if target is None else load_target(target)
-    if sdk is not None and (facts is None or facts.chip is None):
+    chip = None if facts is None else facts.chip
+    if sdk is not None and chip is None:
         raise UsageError("--sdk asks the compiler, which needs a chip: give one, --target SM8750")
     found = inspect(source, target=facts, shapes=sizes, infer=infer)
-    if sdk is not None and facts is not None and facts.chip is not None and not found.compiled:
-        measured, _ = measure_all(source, Compiler(facts.chip, sdk=sdk), sizes)
+    if sdk is not None and chip is not None and not found.compiled:
+        measured, _ = measure_all(source, Compiler(chip, sdk=sdk), sizes)
         found.placement = [one.placement for one in measured]
-        found.placed_by = f"the compiler for {facts.chip}"
+        found.placed_by = f"the compiler for {chip}"
     if node_data is not None:
         resolve_target(node_data, overwrite=overwrite, inputs=[found.file])
         write_whole(

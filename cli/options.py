@@ -60,7 +60,9 @@ def targets_and_chips() -> list[str]:
 
 def split_names(values: list[str] | None) -> list[str] | None:
     """`--skip a,b --skip c` -> [a, b, c]; None if the option was not given."""
-    names = [name.strip() for name in ",".join(values or ()).split(",") if name.strip()]
+    names: list[str] = []
+    for value in values or ():
+        names += filter(None, map(str.strip, value.split(",")))
     if values and not names:
         raise typer.BadParameter("no name is given: give one, or leave the option out")
     return names or None
