@@ -17,6 +17,7 @@ from edge_opt.building.stages import Input, Stage, Stages
 WEIGHTS = ("8", "4-logits", "4")
 """Supported bits of weights: all at 8; those of the logits at 4 except for frequent tokens; and also as many of the
 layers' weights as quality allows."""
+_NARROW_VENDOR = "qualcomm"  # whose compiler takes 4-bit weights as they are stored here
 MERGE = Stage(
     "merge", ("source", "adapter"), dict.fromkeys(("source", "checkpoint", "base"), CHECKPOINT)
 )
@@ -46,11 +47,11 @@ SOURCES = {
 """The roles of the input."""
 
 
-def check_weights(kind: Kind, weights: str, *, narrow_weights: bool) -> None:
-    """Raise UsageError for unknown weights, or for 4 bits if the input or the NPU has none."""
+def check_weights(weights: str, kind: Kind, vendor: str) -> None:
+    """Raise UsageError for unknown weights, or for 4 bits if the input or the vendor's compiler has none."""
     if weights not in WEIGHTS:
         raise unknown("weights", weights, WEIGHTS)
-    if weights != "8" and not (kind is Kind.CHECKPOINT and narrow_weights):
+    if weights != "8" and (kind is not Kind.CHECKPOINT or vendor != _NARROW_VENDOR):
         raise UsageError(
             f"weights='{weights}' needs a checkpoint and a Qualcomm NPU: use weights='8'"
         )

@@ -29,7 +29,6 @@ from edge_opt.building.recipe import (
     OPTIMIZE,
     ROUND,
     SOURCES,
-    WEIGHTS,
     check_weights,
     run_quantization,
 )
@@ -55,8 +54,6 @@ WORST_KL = 0.1
 
 In Gemma 3 270M, norms that truncate add 0.15 over eight texts, and 0.03 where they are balanced.
 """
-_NARROW_WEIGHTS = "qualcomm"
-"""The vendor whose compiler takes 4-bit weights as they are stored here."""
 _NO_REFERENCE = (
     "Not evaluated: there is no checkpoint; `edge-opt evaluate` compares a bundle with one"
 )
@@ -98,7 +95,7 @@ def build(
     sdk: AnyPath | None = None,
     prefill: Sequence[int] | None = None,
     cache: int | None = None,
-    weights: str = WEIGHTS[0],
+    weights: str = "8",
     max_perplexity_ratio: float | None = None,
     plan: AnyPath | None = None,
     work: AnyPath | None = None,
@@ -162,7 +159,7 @@ def build(
     settings = {**(settings or {}), **_lengths(given, prefill, cache)}
     check_settings(given, settings)
     libraries = _libraries(vendor, Compiler(chip, sdk=sdk))
-    check_weights(given.kind, weights, narrow_weights=vendor == _NARROW_WEIGHTS)
+    check_weights(weights, given.kind, vendor)
     limit = _limit(max_perplexity_ratio, weights)
     # The ratio is for choosing a plan.
     rounding = {"ratio": limit if plan is None else None, "plan": _plan(plan, weights)}
@@ -181,7 +178,7 @@ def build(
             result.stages,
         )
         _give_inputs(run, given, texts.calibration, folder)
-        _configure(run, result, given, settings, rounds=weights == WEIGHTS[2])
+        _configure(run, result, given, settings, rounds=weights == "4")
         quantized = run_quantization(
             run, given.kind, weights, result.settings, result.caches["window"], rounding
         )
@@ -349,7 +346,7 @@ def _lengths(given: Given, prefill: Sequence[int] | None, cache: int | None) -> 
 
 def _limit(ratio: float | None, weights: str) -> float | None:
     """The perplexity ratio above which the build fails."""
-    if ratio is None and weights == WEIGHTS[2]:
+    if ratio is None and weights == "4":
         return WORST_RATIO
     if ratio is not None and not ratio >= 1:
         raise UsageError(
@@ -362,7 +359,7 @@ def _plan(path: AnyPath | None, weights: str) -> dict[str, Any] | None:
     """The choices in a plan file, without what does not affect the result; UsageError if it is not a plan."""
     if path is None:
         return None
-    if weights != WEIGHTS[2]:
+    if weights != "4":
         raise UsageError(
             f"plan=... says which weights are in 4 bits, and weights='{weights}' has none to choose"
         )
