@@ -189,23 +189,21 @@ def build(
         result.converted = str(optimized.bundle.path)
         if evaluate:
             result.evaluation = Evaluation([], 0, note=texts.note)
-        scores: list[tuple[Stage, Mapping[str, Any]]] = []
+        configs = {"compile_configs": result.optimized["compile_configs"]}
+        last: list[tuple[Stage, Mapping[str, Any]]] = [(COMPILE, {**compiling, **configs})]
         if texts.scored:
             parts = evaluation.in_turn(texts.scored, optimized.bundle.path)
-            scores.append((EVALUATE, {"parts": parts, "runtimes": runtimes}))
-        emulates = libraries is not None and backend_of(chip).emulates
-        if texts.scored and npu_tokens and emulates:
-            scores.append((EMULATE, evaluation.emulation(texts.scored, npu_tokens, Compiler(chip))))
-        configs = {"compile_configs": result.optimized["compile_configs"]}
-        last = [COMPILE, *(stage for stage, _ in scores)]
-        needed = [run.needs.get(stage.name, 0) for stage in last]
+            last.append((EVALUATE, {"parts": parts, "runtimes": runtimes}))
+            if npu_tokens and libraries is not None and backend_of(chip).emulates:
+                on_npu = evaluation.emulation(texts.scored, npu_tokens, Compiler(chip))
+                last.append((EMULATE, on_npu))
+        needed = [run.needs.get(stage.name, 0) for stage, _ in last]
         with run.threads(side_by_side=fit_together(needed)) as threads:
-            compiled = threads.submit(run.result, COMPILE, {**compiling, **configs})
-            scoring = {one.name: threads.submit(run.result, one, its) for one, its in scores}
+            waiting = {one.name: threads.submit(run.result, one, options) for one, options in last}
             # The compiler ends first, and its failure ends the others.
-            bundle = run.add(compiled.result()).bundle.path
-            if scoring:
-                result.evaluation = _evaluated(run, result, scoring, texts.note)
+            bundle = run.add(waiting[COMPILE.name].result()).bundle.path
+            if texts.scored:
+                result.evaluation = _evaluated(run, result, waiting, texts.note)
         _check_quality(result, limit, bundle)
         _deliver(bundle, result, output, overwrite=overwrite)
     return result
