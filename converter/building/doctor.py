@@ -18,8 +18,19 @@ from edge_opt.npu.vendors import backend_of
 from edge_opt.runtime.runner import Worker
 
 _MODULES = (
-    *(RUNTIME, "numpy", "msgspec", "flatbuffers", "typer", "rich", "litert_torch", "litert_lm"),
-    *("litert_lm_builder", "torch", "transformers", "tensorflow", "peft"),
+    RUNTIME,
+    "numpy",
+    "msgspec",
+    "flatbuffers",
+    "typer",
+    "rich",
+    "litert_torch",
+    "litert_lm",
+    "litert_lm_builder",
+    "torch",
+    "transformers",
+    "tensorflow",
+    "peft",
 )
 _MODEL = "subgraph main (%x: float32[1]) {\n  %y: float32[1] = ADD(%x, %x)\n  return %y\n}\n"
 _EXTRAS = "pip install '.[build,lm]'"

@@ -87,11 +87,9 @@ def _section_faults(section: Section, before: Source, after: Source) -> list[str
     is_main = section.model_type == MAIN_SECTION
     if not is_main and _same(before, after):
         return []
-    return (
-        _model_faults(load(before), load(after), main=is_main)
-        if section.is_model
-        else ["has changed"]
-    )
+    if not section.is_model:
+        return ["has changed"]
+    return _model_faults(load(before), load(after), main=is_main)
 
 
 def _model_faults(before: Model, after: Model, *, main: bool) -> list[str]:

@@ -260,15 +260,14 @@ def plan_caches(
     ring = chosen
     notes: list[str] = []
     least = -(-max(window, longest) // _STEP) * _STEP
-    if chosen is None and window and sliding < len(kinds) and least < cache and not whole:
-        ring = least
-    elif chosen is not None and not window:
+    if chosen is None:
+        is_useful = window and sliding < len(kinds) and least < cache
+        ring = least if is_useful and not whole else None
+    elif not window:
         raise UsageError(
             f"{SETTING} {chosen}: the checkpoint has no sliding layers, so leave it out"
         )
-    elif chosen is not None and (
-        type(chosen) is not int or not least <= chosen < cache or chosen % _STEP
-    ):
+    elif type(chosen) is not int or not least <= chosen < cache or chosen % _STEP:
         raise UsageError(
             f"{SETTING} {chosen} must be a multiple of {_STEP}, at least {least} for a window of {window} positions "
             f"and a prefill of {longest} tokens, and less than the cache, {cache} positions"
