@@ -9,8 +9,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from edge_opt.base.errors import ModelFormatError, UsageError
-from edge_opt.base.mistaken import ENOUGH, recognized, remedy_if_missing
+from edge_opt.base.errors import UsageError
+from edge_opt.base.mistaken import ENOUGH, recognized
 from edge_opt.base.words import listed
 from edge_opt.building.checkpoint import DAMAGED
 from edge_opt.building.sections import check_words
@@ -18,7 +18,6 @@ from edge_opt.inspection.caches import NOT_FOR_NPUS, Caches, find_caches
 from edge_opt.ir import DType
 from edge_opt.ir.opening import MAIN_SECTION, Opened, check_not_compiled
 from edge_opt.schema.data import Source
-from edge_opt.schema.litertlm import is_bundle
 
 SETTING = "sliding_window_ring_buffer_size"
 """litert-torch's name for the length of a ring buffer."""
@@ -81,16 +80,13 @@ def look_at(path: Path, base: Path | None = None) -> Given:
         )
     if path.is_dir():
         return _checkpoint(path)
-    if not path.exists():
-        raise ModelFormatError(f"{path} does not exist: {remedy_if_missing(path)}")
-    if not is_bundle(path):
-        source = Source.open(path)
+    opened = Opened(path)
+    if opened.bundle is None:
+        source = Source.open(path)  # raises if there is no file
         known = recognized(source.read(0, min(ENOUGH, source.size)))
         what = "neither a Hugging Face folder nor a .litertlm bundle: give one of these"
         raise UsageError(f"{path} is {known or what}")
-    opened = Opened(path)
-    if opened.bundle is not None:
-        check_words(opened.bundle)
+    check_words(opened.bundle)
     part = opened.find(MAIN_SECTION)
     if part is None:
         held = listed([part.name for part in opened.parts]) or "none"
