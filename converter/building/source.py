@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from edge_opt.base.errors import UsageError
+from edge_opt.base.errors import ModelFormatError, UsageError
 from edge_opt.base.mistaken import ENOUGH, recognized
 from edge_opt.base.words import listed
 from edge_opt.building.checkpoint import DAMAGED
