@@ -67,22 +67,13 @@ def products_above(starts: Iterable[Operator]) -> Above:
 
 
 def find_mask(softmax: Operator) -> Tensor | None:
-    """Find the mask: a tensor that is added to the scores or selects from them.
-
-    The operators above the SOFTMAX are walked once; those from which a product is reached carry scores, no mask.
-    """
-    met = list(walked(producers(softmax), followed_up, 4 * DEEPEST))
-    readers: dict[Operator, list[Operator]] = {}
-    for operator in met:
-        for source in followed_up(operator):
-            readers.setdefault(source, []).append(operator)
-    products = filter(is_product, (*met, *readers))
-    scores = set(walked(products, lambda operator: readers.get(operator, ())))
-    for operator in met[:DEEPEST]:
+    """Find the mask: a tensor that is added to the scores or selects from them, and is made of no product."""
+    for operator in walked(producers(softmax), followed_up, DEEPEST):
         if operator.name not in MASKING:
             continue
         for tensor in operator.given:
-            if tensor.elements > 1 and tensor.producer not in scores:
+            above = [] if tensor.producer is None else products_above([tensor.producer]).products
+            if tensor.elements > 1 and not above:
                 return tensor
     return None
 

@@ -11,10 +11,10 @@ from edge_opt.attention.factors import Factored
 from edge_opt.attention.labelled import Factors, Labelled, OneHead, Rule
 from edge_opt.attention.labels import OperandFactors
 from edge_opt.base.words import name_below
-from edge_opt.ir import Constants, Model, Subgraph, Tensor, topological
+from edge_opt.ir import Constants, Model, Subgraph, Tensor
 from edge_opt.ir.composites import BODY, body_of, checked_body
 from edge_opt.ir.refusal import RefusedError, Why
-from edge_opt.ir.walk import backward_slice, reads, repeated
+from edge_opt.ir.walk import backward_slice, needed_for, repeated
 
 
 class Composite(Rule):
@@ -111,13 +111,11 @@ class _Body:
         if made in arguments:
             same = self._assembly.tensor(name_below(made.name, "same"), made.shape, made)
             made = self._assembly.reshape_to(made, same)
-        new = self._assembly.finished(made)
-        shared = backward_slice(reads(new))[0]
-        kept = [operator for operator in body.operators if operator in shared]
+        operators = [*body.operators, *self._assembly.finished(made)]
         graph = Subgraph(f"{body.name}/{self._name}")
         copies = {tensor: replace(tensor, is_variable=False) for tensor in arguments}
         graph.inputs = list(copies.values())
-        for operator in topological([*kept, *new]):
+        for operator in needed_for([made], operators):
             graph.append(repeated(operator, copies, lambda tensor: tensor.name))
         graph.outputs = [copies[made]]
         for tensor in copies.values():

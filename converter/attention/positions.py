@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, islice
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,10 +32,10 @@ from edge_opt.attention.labelled import Labelled
 from edge_opt.attention.labels import OperandFactors
 from edge_opt.ir import DType, Operator, Subgraph, Tensor
 from edge_opt.ir.refusal import RefusedError, Why
-from edge_opt.ir.walk import backward_slice, only_reader
+from edge_opt.ir.walk import backward_slice, only_reader, producers, reads, walked
 
 _HALF_A_STEP = 0.501  # quantizers divide in float32
-_MOST_STEPS = 64  # on all paths between the positions and a cosine; real ones have under thirty
+_MOST_STEPS = 64  # from the positions to a cosine, and behind it; real ones have under thirty
 
 
 @dataclass(frozen=True)
@@ -180,44 +179,24 @@ def _rounds_to(real: Tensor, stored: Tensor) -> bool:
 
 def find_rotary(graph: Subgraph, exact: Mapping[Tensor, Tensor] | None = None) -> Iterator[Rotary]:
     """Find every cosine and sine of an integer input of the graph that is computed through quantized angles."""
-    places = {operator: place for place, operator in enumerate(graph.operators)}
-    above: dict[Tensor, _Above] = {}
-    for operator in places:
-        own = _above(operator, above)
-        above.update(dict.fromkeys(operator.outputs, own))
-        if operator.name not in ANGLES or not own.through_codes or own.steps > _MOST_STEPS:
+    for operator in graph.operators:
+        if operator.name not in ANGLES:
             continue
-        if len(own.sources) == 1 and _is_position(own.sources[0], graph):
-            leading = sorted(backward_slice(operator.outputs)[0], key=places.__getitem__)
+        leading = list(walked([operator], producers, _MOST_STEPS + 1))
+        if len(leading) > _MOST_STEPS:
+            continue
+        made = chain.from_iterable(each.outputs for each in leading)
+        sources = [tensor for tensor in reads(leading) if not tensor.is_constant]
+        if len(sources) == 1 and _is_position(sources[0], graph) and any(map(is_code, made)):
+            leading.sort(key=graph.place)
             following = islice(_following(graph, operator), _MOST_STEPS)
-            yield Rotary(own.sources[0], (*leading, *following), exact or {})
+            yield Rotary(sources[0], (*leading, *following), exact or {})
 
 
 def _is_position(tensor: Tensor, graph: Subgraph) -> bool:
     """True for an input of the graph that may hold positions: whole numbers."""
     is_integer = tensor.dtype in (DType.INT32, DType.INT64) and not tensor.is_quantized
     return is_integer and tensor in graph.inputs
-
-
-class _Above(NamedTuple):
-    """The computation above a tensor: where it starts (two tensors stand for more), and how long it is at most."""
-
-    sources: tuple[Tensor, ...]
-    through_codes: bool = False
-    steps: int = 0
-
-
-def _above(operator: Operator, above: Mapping[Tensor, _Above]) -> _Above:
-    """The computation above an operator's results, given that above its operands."""
-    sources: dict[Tensor, None] = {}
-    through_codes = any(map(is_code, operator.outputs))
-    steps = 1
-    for tensor in operator.computed:
-        own = above.get(tensor, _Above((tensor,)))
-        sources.update(dict.fromkeys(own.sources))
-        through_codes |= own.through_codes
-        steps += own.steps
-    return _Above(tuple(sources)[:2], through_codes, min(steps, _MOST_STEPS + 1))
 
 
 def _following(graph: Subgraph, operator: Operator) -> Iterator[Operator]:
