@@ -193,16 +193,3 @@ def mixed_index(factors: Sequence[Factor], head: int) -> int:
     for factor in factors:
         position = position * factor.size + factor.digit(head)
     return position
-
-
-def to_text(factored: Factored) -> str:
-    """Format for messages: `[1, (2:head), (2:head)(128), 1408]`."""
-    return f"[{', '.join(map(_axis_text, factored))}]"
-
-
-def _axis_text(axis: Axis) -> str:
-    if not tells_heads(axis) and len(axis) < 2:
-        return str(axis_size(axis))
-    return "".join(
-        f"({factor.size}:head)" if factor.stride else f"({factor.size})" for factor in axis
-    )

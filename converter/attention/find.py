@@ -259,7 +259,7 @@ def _unexplained(pairs: Iterable[Pair], found: Mapping[Operator, Match]) -> Iter
         operators = {end.operator for end in pair.products}
         if skipped.isdisjoint(operators):
             values = pair.second.operator
-            yield NotABlock(_no_attention_above(values, found) or values, pair.reason)
+            yield NotABlock(_no_attention_above(values, found) or values, pair.refusal().reason)
         skipped |= operators
 
 

@@ -23,7 +23,7 @@ from edge_opt.attention.axes import (
 from edge_opt.attention.rules import MOVEMENT, is_weight, multiplies_activations
 from edge_opt.ir import Operator, Shape, Tensor
 from edge_opt.ir.operators import KINDS, Effect, operators_that
-from edge_opt.ir.refusal import Reason, RefusedError, Why
+from edge_opt.ir.refusal import RefusedError, Why
 from edge_opt.ir.walk import MOST_MOVES, look_through, walked
 
 _FARTHEST = 120
@@ -79,12 +79,8 @@ class Pair(NamedTuple):
         """True if an operator between them sums over another axis, which may hold the heads."""
         return self.mixed is not None and self.mixed.name in _SUMMING_OPERATORS
 
-    @property
-    def reason(self) -> Reason:
+    def refusal(self) -> RefusedError:
         """Why the pair is not split, for a pair that is in no block."""
-        return self._refusal().reason
-
-    def _refusal(self) -> RefusedError:
         if self.is_mixed:
             text = "heads may be mixed here, between two products of activations"
             return RefusedError(Why.HEADS, text, self.mixed)

@@ -110,7 +110,7 @@ def _along_rows(of: Labelled) -> dict[int, Places]:
     """SOFTMAX and LOG_SOFTMAX: per row, so rows of different heads never mix."""
     if fx.tells_heads(of.factored[-1]):
         text = "the heads lie on the axis of the softmax"
-        raise RefusedError(Why.HEADS, text, of.operator, actual=fx.to_text(of.factored))
+        raise RefusedError(Why.HEADS, text, of.operator)
     return {0: range(len(of.factored))}
 
 
@@ -204,15 +204,7 @@ class Regroup(Rule):
         source = of.operator.input(0)
         grouped = fx.regroup(of.factored, source.shape)
         if grouped is None:
-            expected = f"a shape that {fx.to_text(of.factored)} refines"
-            raise RefusedError(
-                Why.HEADS,
-                "the operator cuts heads apart",
-                of.operator,
-                source,
-                expected,
-                source.shape,
-            )
+            raise RefusedError(Why.HEADS, "the operator cuts heads apart", of.operator, source)
         return {0: grouped}
 
     def passed_on(self, of: Labelled, head: int) -> int | None:
