@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -395,6 +396,15 @@ def test_what_a_chosen_plan_costs_is_measured_as_it_was_rounded_last() -> None:
     assert harmful not in narrow_of(plan)
     assert len(rounding.rounded) == 2
     assert plan.together == rounding.together(plan)
+
+
+def test_no_larger_plan_is_rounded_for_the_last_few_weights() -> None:
+    rounding = Rounding(lambda harm: 0.6 * harm)
+    measured = [Choice(layer, "o", 100, 8, 0.005) for layer in range(20)]
+    harmful = Choice(20, "o", 100, 8, 0.03)
+    plan = choose([*measured, harmful], rounding.together, 0.1)
+    assert len(rounding.rounded) == 1
+    assert narrow_of(plan) == {replace(one, bits=4) for one in measured}
 
 
 def test_nothing_is_measured_if_the_logits_alone_cost_more_than_is_allowed() -> None:

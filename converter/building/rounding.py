@@ -57,6 +57,12 @@ They only rank the products. SmolLM2-135M takes two thirds of the time of 160 to
 _TOGETHER = 512  # at most, to judge all products by
 _NEAR = 0.85  # of what is allowed, near enough to round no larger plan, which takes minutes
 _NEARER = 0.95  # near enough to try no other part of a plan that is rounded
+_REST = 0.05
+"""Share of the weights at 8 bits for which no larger plan is rounded.
+
+In Qwen2.5-Coder-1.5B, 111 of 112 products cost less than 0.029 nats of the 0.034 allowed. The last one did not fit, and
+rounding all again took 17 minutes, after which the 111 cost 0.0335.
+"""
 _GROWTH = 0.85
 """What products cost together over the sum of their harms, until it is measured; the least of those seen.
 
@@ -258,11 +264,15 @@ def choose(measured: Sequence[Choice], together: Callable[[Plan], float], allowa
         products = [replace(one, bits=4 if one in narrow else 8) for one in measured]
         return Plan(tuple(products))
 
+    total = sum(one.weights for one in ordered)
     fits = 0
     too_many = len(sums)
     costs = {0: 0.0}
     near = _NEAR
     while too_many - fits > 1 and costs[fits] < near * allowance:
+        rest = sum(one.weights for one in ordered[fits:])
+        if too_many not in costs and rest <= _REST * total:
+            break
         if too_many in costs:
             part = (allowance - costs[fits]) / (costs[too_many] - costs[fits])
             target = sums[fits] + part * (sums[too_many] - sums[fits])
