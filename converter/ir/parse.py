@@ -2,7 +2,7 @@
 
 The text is untrusted: all memory is bounded by its length and by `MOST_BYTES`, and every error names the line. A text
 of graphs alone gets what is usual: operator versions for the operands' types, tensors and constants in the order of the
-text, constants named by number. A `file` section gives everything else, as fields of the schema's tables.
+text, constants named by number. With a `file` line, the model is read from that, and the graphs must be its own.
 """
 
 import base64
@@ -10,35 +10,25 @@ import json
 import math
 import re
 from collections.abc import Callable
+from hashlib import sha256
 from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge_opt.base.errors import ModelFormatError
-from edge_opt.base.words import shortened
 from edge_opt.ir.checks import check_model
 from edge_opt.ir.dtypes import DType, Quantization
-from edge_opt.ir.fields import (
-    MOST_BYTES,
-    NewTable,
-    Omitted,
-    Shared,
-    Target,
-    field_of,
-    lay_out_text,
-    place_buffers,
-    place_codes,
-    place_tensors,
-)
 from edge_opt.ir.graph import Buffer, Operator, OperatorCode, Signature, Subgraph, Tensor
-from edge_opt.ir.model import Model, from_tables, to_tables, usual_version
+from edge_opt.ir.model import Model, from_tables, usual_version
 from edge_opt.ir.operators import BUILTIN_OPERATORS, KINDS
 from edge_opt.schema.data import Data
 from edge_opt.schema.flexbuffers import write_flexbuffer
-from edge_opt.schema.reader import MAX_OBJECTS
-from edge_opt.schema.table import Table, new_table
+from edge_opt.schema.reader import read_model
+from edge_opt.schema.table import NUMPY_TYPES, FieldSpec, Table, new_table, vector
 
+MOST_BYTES: Final = 1 << 30
+"""Constants of a text may take this many bytes, expanded."""
 _DEEPEST: Final = 8  # nested values
 _PIECE: Final = 1 << 16
 _NO_SHAPE: Final = "expected a shape in front of the numbers"
@@ -48,6 +38,7 @@ _TOKEN = re.compile(
     r"""|(?P<number>-?(?:\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+|inf\b|nan\b))"""
     rf"""|(?P<name>'[^'\n]*'|{_STRING}|[A-Za-z_][A-Za-z0-9_]*)|(?P<sign>->|\.\.\.|.)|(?P<end>\Z)"""
 )
+_FILE = re.compile(r"^file ([0-9a-f]+) '([A-Za-z0-9+/=]*)'\s*\Z", re.MULTILINE)
 # Raised for values that do not fit, here and by numpy.
 _MISFIT: Final = (ArithmeticError, LookupError, TypeError, ValueError)
 
@@ -72,9 +63,12 @@ def parse(text: str) -> Model:
     """The model that a text describes.
 
     Raises:
-        TextFormError: the text is not a model, a constant has only a digest, or all constants take more than 1 GiB.
+        TextFormError: the text is not a model, it leaves out the numbers of a constant, or all take more than 1 GiB.
     """
-    reading = Reading(text)
+    file = _FILE.search(text)
+    if file is not None:
+        return _from_file(text[: file.start()], *file.groups())
+    reading = _Reading(text)
     try:
         with np.errstate(over="raise"):
             return reading.whole()
@@ -85,6 +79,26 @@ def parse(text: str) -> Model:
         raise TextFormError(f"{reading.place()}: {reason}") from error
     except ModelFormatError as error:
         raise TextFormError(f"{reading.place()}: the model is invalid: {error}") from error
+
+
+def checksum(graphs: str) -> str:
+    """A checksum of the text of graphs; spaces and comments do not count."""
+    found = _TOKEN.finditer(graphs)
+    words = "\n".join(one[0] for one in found if one.lastgroup != "space")
+    return sha256(words.encode(errors="surrogatepass")).hexdigest()[:16]
+
+
+def _from_file(graphs: str, expected: str, content: str) -> Model:
+    """The model that a `file` line has, if the graphs before it have this checksum."""
+    place = f"line {1 + graphs.count(chr(10))}"
+    if checksum(graphs) != expected:
+        raise TextFormError(
+            f"{place}: the graphs were edited, but the `file` line has those before: delete the line"
+        )
+    try:
+        return from_tables(read_model(base64.b64decode(content, validate=True)))
+    except (ValueError, ModelFormatError) as error:
+        raise TextFormError(f"{place}: the `file` line is damaged: {error}") from error
 
 
 def random_numbers(seed: int, dtype: DType, count: int) -> NDArray[np.generic]:
@@ -109,12 +123,12 @@ def random_numbers(seed: int, dtype: DType, count: int) -> NDArray[np.generic]:
     return numbers
 
 
-class Reading:
-    """A text as it is read: the `model` so far, and `names`, the tensors of each subgraph by their printed names."""
+class _Reading:
+    """A text of graphs as it is read; `_names` has the tensors of each subgraph by their printed names."""
 
     def __init__(self, text: str) -> None:
-        self.model = Model()
-        self.names: list[Named] = []
+        self._model = Model()
+        self._names: list[Named] = []
         self._text = text
         self._bytes = 0
         self._depth = 0
@@ -214,25 +228,7 @@ class Reading:
     # Graphs
 
     def whole(self) -> Model:
-        """The model, including the `file` section.
-
-        Raises:
-            TextFormError: the numbers of a constant are not in the text.
-        """
-        self.graphs()
-        root = self._file() if self._takes("file") else None
-        if not self._sees("end"):
-            raise ValueError("expected signature, subgraph or file")
-        if root is None:
-            check_model(self.model.subgraphs, self.model.signatures)
-        else:
-            self.model = from_tables(root)
-        for tensor in self.model.tensors():
-            _check_numbers(tensor)
-        return self.model
-
-    def graphs(self) -> None:
-        """Read the signatures and subgraphs, up to the `file` section or the end."""
+        """The model with the signatures and subgraphs of the whole text."""
         signatures: list[_Signature] = []
         while self._sees("signature", "subgraph"):
             if self._takes("signature"):
@@ -240,14 +236,21 @@ class Reading:
             else:
                 self._next("subgraph")
                 self._subgraph()
+        if self._takes("file"):
+            remedy = 'print it with constants="full", or delete this line to read the graphs alone'
+            raise ValueError(f"the graphs do not give the whole file: {remedy}")
+        if not self._sees("end"):
+            raise ValueError("expected signature or subgraph")
         for one in signatures:
-            if one.subgraph >= len(self.names):
+            if one.subgraph >= len(self._names):
                 raise ValueError(f"signature {one.key!r}: there is no subgraph #{one.subgraph}")
-            graph = self.model.subgraphs[one.subgraph]
-            tensors = self.names[one.subgraph]
+            graph = self._model.subgraphs[one.subgraph]
+            tensors = self._names[one.subgraph]
             inputs = {name: _known(tensors, value) for name, value in one.inputs.items()}
             outputs = {name: _known(tensors, value) for name, value in one.outputs.items()}
-            self.model.signatures.append(Signature(one.key, graph, inputs, outputs))
+            self._model.signatures.append(Signature(one.key, graph, inputs, outputs))
+        check_model(self._model.subgraphs, self._model.signatures)
+        return self._model
 
     def _signature(self) -> _Signature:
         key = self._name()
@@ -270,8 +273,8 @@ class Reading:
     def _subgraph(self) -> None:
         graph = Subgraph(self._name())
         tensors = Named()
-        self.model.subgraphs.append(graph)
-        self.names.append(tensors)
+        self._model.subgraphs.append(graph)
+        self._names.append(tensors)
         self._next("(")
         graph.inputs = self._until(")", lambda: self._define(graph, tensors))
         self._next("{")
@@ -332,8 +335,8 @@ class Reading:
         for name, dtype in (("scale", DType.FLOAT32), ("zero_point", DType.INT64)):
             fields[name] = self._numbers(dtype)
             if self._takes("scales"):
-                fields = {}  # only their number: the `file` section has them
-            if not self._takes(",") or not fields:
+                raise ValueError("the scales are not in the text, only their number")
+            if not self._takes(","):
                 break
         if self._takes("axis"):
             fields["quantized_dimension"] = self._integer()
@@ -365,7 +368,7 @@ class Reading:
         code = OperatorCode(BUILTIN_OPERATORS[name], usual_version(name, inputs, outputs), custom)
         if code not in self._codes:
             self._codes.add(code)
-            self.model.operator_codes.append(code)
+            self._model.operator_codes.append(code)
         kind = KINDS[name]
         options = None if kind.options is None or name == "CUSTOM" else new_table(kind.options)
         if self._takes("{"):
@@ -383,10 +386,10 @@ class Reading:
         if options is None or field is None:
             raise ValueError(f"{name} is not an option")
         if name == "composite_attributes" and isinstance(value, str):
-            return  # a text about bytes that are not attributes
+            raise ValueError(f"the attributes are not in the text, only {value}")
         if name == "composite_attributes" and isinstance(value, dict):
             value = write_flexbuffer(value)
-        Target(options, field).set(value)
+        options.set(name, _option_value(field, value))
 
     def _constant(self, graph: Subgraph, name: str = "") -> Tensor:
         dtype = self._dtype()
@@ -406,7 +409,9 @@ class Reading:
                 count = self._count(dtype, shape)
                 data = Data(_array(dtype, [self._number(dtype)]).tobytes() * count)
             elif self._takes("..."):
-                data = Omitted(self._line(), dtype.byte_size(math.prod(shape or ())) or 0)
+                title = f"{dtype}{list(shape or ())}"
+                remedy = 'print it with constants="full", or write {seed 1}'
+                raise ValueError(f"the numbers of constant {title} are not in the text: {remedy}")
             else:
                 data = self._listed(dtype, shape)
                 shape = (data.length // _stored(dtype).itemsize,) if shape is None else shape
@@ -415,7 +420,7 @@ class Reading:
             raise ValueError(_NO_SHAPE)
         buffer = Buffer(data)
         made = Tensor(name or usual, shape, dtype, quantization=self._parameters(), buffer=buffer)
-        self.model.buffers.append(buffer)
+        self._model.buffers.append(buffer)
         return graph.add_tensor(made)
 
     def _count(self, dtype: DType, shape: tuple[int, ...] | None) -> int:
@@ -444,127 +449,6 @@ class Reading:
         self._spend(array.nbytes)
         return Data(array.tobytes())
 
-    # The `file` section
-
-    def _file(self) -> Table:
-        """The tables of the whole file."""
-        self._next("{")
-        while self._takes("place"):
-            self._place()
-        root = to_tables(self.model)
-        while not self._takes("}"):
-            self._statement(root)
-        lay_out_text(root)
-        return root
-
-    def _place(self) -> None:
-        """`place subgraphs[0].tensors of 5: [0:3, 4]`."""
-        kind = self._next("buffers", "operator_codes", "subgraphs")
-        graph = None
-        if kind == "subgraphs":
-            (index,) = self._indices(len(self.model.subgraphs))
-            graph = self.model.subgraphs[index]
-            self._next(".")
-            self._next("tensors")
-        self._next("of")
-        count = self._integer()
-        if not 0 <= count <= MAX_OBJECTS:
-            raise ValueError(f"{count} places, at most {MAX_OBJECTS} are read")
-        self._next(":")
-        places = self._indices(count, most=MAX_OBJECTS)
-        if graph is not None:
-            place_tensors(graph, places, count)
-        elif kind == "buffers":
-            place_buffers(self.model, places, count)
-        else:
-            place_codes(self.model, places, count)
-
-    def _indices(self, count: int, most: int = 0) -> list[int]:
-        """`[0, 4:6]`, each below `count`, `most` or `count` in all."""
-        self._next("[")
-        found: list[int] = []
-        while not self._takes("]"):
-            begin = self._integer()
-            end = self._integer() if self._takes(":") else begin + 1
-            if not 0 <= begin < end <= count:
-                raise ValueError(f"[{begin}:{end}] is not within the {count} that there are")
-            found.extend(range(begin, end))
-            if len(found) > (most or count):
-                raise ValueError(f"more than {most or count} places")
-            self._takes(",")
-        return found
-
-    def _targets(self, root: Table) -> list[Target]:
-        """The fields or list elements that a path names: `subgraphs[0].tensors[0:3].name`."""
-        tables = [root]
-        while True:
-            name = self._next("name")
-            targets = [Target(table, field_of(table, name)) for table in tables]
-            if self._sees("["):
-                items = [self._list(target) for target in targets]
-                indices = self._indices(min(map(len, items)))
-                targets = [
-                    target._replace(element=index) for target in targets for index in indices
-                ]
-            if not self._takes("."):
-                return targets
-            tables = []
-            for target in targets:
-                table = target.get()
-                if not isinstance(table, Table):
-                    raise ValueError(f"{name} is not a table here")
-                tables.append(table)
-
-    def _list(self, target: Target) -> list[Table]:
-        value = target.get()
-        if not isinstance(value, list):
-            raise ValueError(f"{target.field.name} is not a list of tables here")
-        return value
-
-    def _statement(self, root: Table) -> None:
-        """`PATH: VALUE`, or `PATH: each [VALUE, ...]`."""
-        targets = self._targets(root)
-        self._next(":")
-        if self._takes("each"):
-            self._next("[")
-            values = self._until("]", lambda: self._field_value(root))
-        else:
-            values = [self._field_value(root)] * len(targets)
-        if len(values) != len(targets):
-            raise ValueError(f"{len(values)} values for {len(targets)} fields")
-        for target, value in zip(targets, values, strict=True):
-            if not isinstance(value, Omitted):
-                target.set(value)
-            elif not isinstance(target.get(), Omitted):
-                raise ValueError(
-                    f"the bytes of {target.field.name} are not in the text, only a digest"
-                )
-
-    def _field_value(self, root: Table) -> Any:
-        if self._takes("none"):
-            return None
-        if self._takes("same"):
-            targets = self._targets(root)
-            if len(targets) != 1:
-                raise ValueError(f"expected one field, found {len(targets)}")
-            return Shared(targets[0])
-        if self._takes("digest"):
-            self._next("(")
-            self._name()
-            self._next(",")
-            self._integer()
-            self._next(")")
-            return Omitted(self._line())
-        value = self._value()
-        if isinstance(value, str) and self._takes("{"):  # a union's member
-            self._next("}")
-            return NewTable(value)
-        if value == {}:
-            return NewTable()
-        if isinstance(value, list):
-            return [NewTable() if one == {} else one for one in value]
-        return value
-
 
 def _known(tensors: Named, name: str) -> Tensor:
     if name not in tensors:
@@ -576,9 +460,7 @@ def _stored(dtype: DType) -> np.dtype[Any]:
     """The numpy type of numbers in a text; ValueError if there is none."""
     stored = dtype.numpy
     if stored is None or dtype.is_complex:
-        raise ValueError(
-            f"numbers of {dtype} cannot be written: write {{...}} and give the buffer's bytes"
-        )
+        raise ValueError(f"numbers of {dtype} cannot be written")
     return stored
 
 
@@ -586,11 +468,21 @@ def _array(dtype: DType, values: list[Any]) -> NDArray[np.generic]:
     return np.array(values, _stored(dtype))
 
 
-def _check_numbers(tensor: Tensor) -> None:
-    data = tensor.data
-    if isinstance(data, Omitted):
-        title = f"'{shortened(tensor.name)}' ({tensor.dtype}{list(tensor.shape)})"
-        remedy = 'print it with constants="full", or write {seed 1}'
-        raise TextFormError(
-            f"line {data.line}: the numbers of constant {title} are not in the text: {remedy}"
-        )
+def _option_value(field: FieldSpec, value: Any) -> Any:
+    """An option's value as its table has it; ValueError or OverflowError if it does not fit."""
+    if field.kind == "string" and isinstance(value, str):
+        return value
+    if field.kind == "scalars" and isinstance(value, bytes):
+        return np.frombuffer(value, NUMPY_TYPES[field.element])
+    given = np.array(value)
+    rank = {"scalar": 0, "scalars": 1}.get(field.kind)
+    if given.ndim == rank and (not given.size or given.dtype.kind in _kinds(field.element)):
+        numbers = vector(field.element, value)
+        return numbers if rank else numbers.item()
+    raise ValueError(f"{field.name} is {field.type}, which this value does not fit")
+
+
+def _kinds(element: str) -> str:
+    """Numpy's kinds of the numbers that fit a type: integers also fit floats."""
+    kind = NUMPY_TYPES[element].kind
+    return {"b": "b", "f": "iuf"}.get(kind, "iu")

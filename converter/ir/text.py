@@ -16,63 +16,64 @@ more than 64 elements are omitted. Names that are not plain words are in double 
 if they are not state; so is a constant that the graph returns, as `constant %name = int32(2)`. `print(graph)` prints a
 subgraph in this form.
 
-All other contents of the file follow in a `file` section, which `edge_opt.ir.fields` documents. Values that
-`edge_opt.ir.parse` assumes for a text without one are not printed.
+If the graphs alone do not give the same file, because of its order, names, metadata or the bytes of `{...}`, the last
+line is `file CHECKSUM 'BASE64'`: a checksum of the graphs, and the file. In a short text, for a large file, it is
+`file of 684064 bytes`, which `edge_opt.ir.parse` refuses.
 """
 
+import base64
 import json
 import re
-from collections.abc import Callable, Container, Hashable, Iterable
-from typing import Any, Final, Literal, TypeVar
+from collections.abc import Callable, Container
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge_opt.base.words import UniqueNames
 from edge_opt.ir.dtypes import DType
-from edge_opt.ir.fields import (
-    MOST_BYTES,
-    Differences,
-    indices_text,
-    number_text,
-    place_buffers,
-    place_codes,
-    place_tensors,
-    string_text,
-    value_text,
-)
-from edge_opt.ir.graph import Operator, OperatorCode, Subgraph, Tensor, used_tensors
-from edge_opt.ir.model import Model, checked_tables, from_tables, to_tables
+from edge_opt.ir.graph import Operator, Subgraph, Tensor, used_tensors
+from edge_opt.ir.model import Model, checked_tables, to_bytes
 from edge_opt.ir.operators import KINDS
-from edge_opt.ir.parse import Named, Reading, random_numbers
+from edge_opt.ir.parse import MOST_BYTES, TextFormError, checksum, parse, random_numbers
 from edge_opt.schema.flexbuffers import read_flexbuffer, write_flexbuffer
+from edge_opt.schema.table import FieldSpec, Table, vector
+from edge_opt.schema.writer import lay_out, model_bytes
 
 _MOST_PRINTED: Final = 64
 _MOST_LOOKED_AT: Final = 1 << 16
-_MOST_BYTES: Final = {"short": 1 << 10, "full": 16 << 20}
+_MOST_BYTES: Final = 16 << 10  # of a file in a short text
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_./]+\Z")
 _PLAIN_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _SEEDED = re.compile(r"seed_([0-9]{1,18})\Z")
-_Item = TypeVar("_Item", bound=Hashable)
 
 
 def to_text(model: Model, *, constants: Literal["short", "full"] = "short") -> str:
-    """The model as text. `parse` gives a model of the same bytes, unless a constant is printed as a digest.
+    """The model as text. `parse` gives a model of the same bytes, or refuses the text.
 
-    These are constants of more than 64 different elements in over 1 KiB; with `full`, in over 16 MiB.
+    It refuses the short text of a file of over 16 KiB, unless the graphs alone give the same bytes.
 
     Raises:
         ModelFormatError: the model is invalid.
     """
     tables = checked_tables(model)
-    whole = from_tables(tables)
-    text = graphs_text(whole)
-    reading = Reading(text)
-    reading.graphs()
-    lines = _places(reading, whole)
-    lines += Differences(to_tables(reading.model), tables, _MOST_BYTES[constants]).lines()
-    statements = "".join(f"  {line}\n" for line in lines)
-    return f"{text}file {{\n{statements}}}\n" if lines else text
+    text = graphs_text(model)
+    if _is_whole(text, tables):
+        return text
+    size = lay_out(tables)[-1].end
+    if constants == "short" and size > _MOST_BYTES:
+        return f"{text}file of {size} bytes\n"
+    content = base64.b64encode(model_bytes(tables)).decode()
+    return f"{text}file {checksum(text)} '{content}'\n"
+
+
+def _is_whole(graphs: str, tables: Table) -> bool:
+    """True if the text of graphs alone gives a model with these tables."""
+    try:
+        model = parse(graphs)
+    except TextFormError:
+        return False
+    return to_bytes(model) == model_bytes(tables)
 
 
 def graphs_text(model: Model) -> str:
@@ -89,57 +90,6 @@ def graphs_text(model: Model) -> str:
 
 def _arguments(tensors: dict[str, Tensor], names: dict[Tensor, str]) -> str:
     return ", ".join(f"{_word(name)}={_printed(names[tensor])}" for name, tensor in tensors.items())
-
-
-def _places(reading: Reading, whole: Model) -> list[str]:
-    """Move tensors, codes and buffers that were read from the graphs' text to their places in the model.
-
-    Returns the statements for these moves.
-    """
-    drawn = reading.model
-    statements: list[str] = []
-    codes = _indices(whole.operator_codes)
-    buffers = _indices(whole.buffers)
-    code_places: dict[OperatorCode, int] = {}
-    buffer_places = {drawn.buffers[0]: 0}
-    for number, graph in enumerate(whole.subgraphs):
-        read = drawn.subgraphs[number]
-        originals = _originals(read, reading.names[number], graph)
-        indices = _indices(graph.tensors)
-        for tensor, original in originals.items():
-            if tensor.buffer is not None and original.buffer is not None:
-                buffer_places[tensor.buffer] = buffers[original.buffer]
-        for operator, written in zip(read.operators, graph.operators, strict=True):
-            code_places.setdefault(operator.code, codes[written.code])
-        places = [indices[originals[tensor]] for tensor in read.tensors]
-        statements += _place(f"subgraphs[{number}].tensors", places, len(indices))
-        place_tensors(read, places, len(indices))
-    places = [code_places[code] for code in drawn.operator_codes]
-    statements += _place("operator_codes", places, len(whole.operator_codes))
-    place_codes(drawn, places, len(whole.operator_codes))
-    places = [buffer_places[buffer] for buffer in drawn.buffers]
-    count = max(len(buffers), 1)
-    place_buffers(drawn, places, count)
-    return [*statements, *_place("buffers", places, count)]
-
-
-def _indices(items: Iterable[_Item]) -> dict[_Item, int]:
-    return {item: index for index, item in enumerate(items)}
-
-
-def _place(items: str, places: list[int], count: int) -> list[str]:
-    if places == list(range(count)):
-        return []
-    return [f"place {items} of {count}: {indices_text(places)}"]
-
-
-def _originals(drawn: Subgraph, named: Named, graph: Subgraph) -> dict[Tensor, Tensor]:
-    """The graph's tensor for each tensor that was read from its text."""
-    by_name = {name: tensor for tensor, name in _names(graph).items()}
-    found = {tensor: by_name[name] for name, tensor in named.items()}
-    for read, operator in zip(drawn.operators, graph.operators, strict=True):
-        found.update(zip(read.given, operator.given, strict=True))
-    return found
 
 
 def _word(name: str) -> str:
@@ -298,6 +248,34 @@ def option_text(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(option_text, value))}]"
     return string_text(value) if isinstance(value, str) else number_text(value)
+
+
+def value_text(field: FieldSpec, value: Any) -> str:
+    """A string, number or vector of numbers as text."""
+    if field.kind == "string":
+        return string_text(value)
+    numbers = vector(field.element, np.atleast_1d(value))
+    if field.kind == "scalar":
+        return number_text(numbers[0])
+    if field.element == "uint8" or len(numbers) > _MOST_PRINTED or np.isnan(numbers).any():
+        return f"base64 '{base64.b64encode(numbers.tobytes()).decode()}'"
+    return f"[{', '.join(map(number_text, numbers))}]"
+
+
+def number_text(value: Any) -> str:
+    """A number; of a numpy type, the shortest text that reads back as the same number of that type."""
+    if isinstance(value, bool | np.bool_):
+        return "true" if value else "false"
+    if isinstance(value, np.floating):
+        # Numpy's own text depends on its version: -1e+09 or -1000000000.0.
+        return repr(float(np.format_float_scientific(value)))
+    return str(value)
+
+
+def string_text(value: str) -> str:
+    """Quote with single quotes, or as JSON if the value has a single quote or more than printable ASCII characters."""
+    is_plain = value.isascii() and value.isprintable() and "'" not in value
+    return f"'{value}'" if is_plain else json.dumps(value)
 
 
 # For `print(graph)`; `edge_opt.ir.graph` cannot import this module.
