@@ -72,8 +72,6 @@ def parse(text: str) -> Model:
     try:
         with np.errstate(over="raise"):
             return reading.whole()
-    except TextFormError:
-        raise
     except _MISFIT as error:
         reason = error.args[0] if error.args else type(error).__name__
         raise TextFormError(f"{reading.place()}: {reason}") from error
@@ -90,15 +88,15 @@ def checksum(graphs: str) -> str:
 
 def _from_file(graphs: str, expected: str, content: str) -> Model:
     """The model that a `file` line has, if the graphs before it have this checksum."""
-    place = f"line {1 + graphs.count(chr(10))}"
+    line = 1 + graphs.count("\n")
     if checksum(graphs) != expected:
         raise TextFormError(
-            f"{place}: the graphs were edited, but the `file` line has those before: delete the line"
+            f"line {line}: the graphs were edited, but the `file` line has those before: delete the line"
         )
     try:
         return from_tables(read_model(base64.b64decode(content, validate=True)))
     except (ValueError, ModelFormatError) as error:
-        raise TextFormError(f"{place}: the `file` line is damaged: {error}") from error
+        raise TextFormError(f"line {line}: the `file` line is damaged: {error}") from error
 
 
 def random_numbers(seed: int, dtype: DType, count: int) -> NDArray[np.generic]:
@@ -155,10 +153,8 @@ class _Reading:
     def place(self) -> str:
         """The line that is being read, and what is there."""
         found = repr(self._token[:40]) if self._token else "the end"
-        return f"line {self._line()}, at {found}"
-
-    def _line(self) -> int:
-        return 1 + self._text.count("\n", 0, self._at)
+        line = 1 + self._text.count("\n", 0, self._at)
+        return f"line {line}, at {found}"
 
     def _sees(self, *wanted: str) -> bool:
         """True if the next token, or its kind, is one of these."""

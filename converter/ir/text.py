@@ -36,7 +36,7 @@ from edge_opt.ir.graph import Operator, Subgraph, Tensor, used_tensors
 from edge_opt.ir.model import Model, checked_tables, to_bytes
 from edge_opt.ir.operators import KINDS
 from edge_opt.ir.parse import MOST_BYTES, TextFormError, checksum, parse, random_numbers
-from edge_opt.schema.flexbuffers import read_flexbuffer, write_flexbuffer
+from edge_opt.schema.flexbuffers import read_flexbuffer
 from edge_opt.schema.table import FieldSpec, Table, vector
 from edge_opt.schema.writer import lay_out, model_bytes
 
@@ -224,20 +224,12 @@ def _options(operator: Operator) -> str:
         if value is None:
             continue
         if name == "composite_attributes":
-            texts.append(f"{name}: {_attributes(value)}")
+            attributes = read_flexbuffer(bytes(value))
+            is_text = not isinstance(attributes, dict)  # bytes that are not attributes
+            texts.append(f"{name}: {option_text(str(attributes) if is_text else attributes)}")
         elif isinstance(value, np.ndarray) or value != field.default:
             texts.append(f"{name}: {value_text(field, value)}")
     return f" {{{', '.join(texts)}}}" if texts else ""
-
-
-def _attributes(content: NDArray[np.uint8]) -> str:
-    """A composite's attributes; for bytes that are not attributes, or cannot be written again, a text about them."""
-    value = read_flexbuffer(bytes(content))
-    try:
-        write_flexbuffer(value)
-    except ValueError:
-        value = str(value)
-    return option_text(value if isinstance(value, dict) else str(value))
 
 
 def option_text(value: Any) -> str:
