@@ -318,6 +318,16 @@ def test_the_graphs_are_followed_by_the_file() -> None:
     assert gives_its_bytes(load(to_bytes(everything())))
 
 
+def test_a_long_option_is_left_out_and_in_the_file() -> None:
+    shape = [1] * 65
+    text = body(f"%y: float32[4] = RESHAPE(%x, none) {{new_shape: {shape}}}")
+    model = parse(text)
+    assert "{new_shape: [...]}" in graphs_text(model)
+    with pytest.raises(TextFormError, match=r"line 2, at '\.\.\.': expected name"):
+        parse(graphs_text(model))
+    assert gives_its_bytes(model)
+
+
 def test_positions_behind_the_flatbuffer_and_bytes_behind_everything_are_given_back() -> None:
     model = load(to_bytes(everything()))
     for buffer in model.buffers[1:3]:

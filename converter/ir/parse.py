@@ -208,8 +208,6 @@ class _Reading:
         return value
 
     def _one_value(self) -> Any:
-        if self._takes("base64"):
-            return base64.b64decode(self._name(), validate=True)
         if self._takes("["):
             return self._until("]", self._value)
         if self._takes("{"):
@@ -384,7 +382,7 @@ class _Reading:
         if name == "composite_attributes" and isinstance(value, str):
             raise ValueError(f"the attributes are not in the text, only {value}")
         if name == "composite_attributes" and isinstance(value, dict):
-            value = write_flexbuffer(value)
+            value = list(write_flexbuffer(value))
         options.set(name, _option_value(field, value))
 
     def _constant(self, graph: Subgraph, name: str = "") -> Tensor:
@@ -468,8 +466,6 @@ def _option_value(field: FieldSpec, value: Any) -> Any:
     """An option's value as its table has it; ValueError or OverflowError if it does not fit."""
     if field.kind == "string" and isinstance(value, str):
         return value
-    if field.kind == "scalars" and isinstance(value, bytes):
-        return np.frombuffer(value, NUMPY_TYPES[field.element])
     given = np.array(value)
     rank = {"scalar": 0, "scalars": 1}.get(field.kind)
     if given.ndim == rank and (not given.size or given.dtype.kind in _kinds(field.element)):

@@ -243,14 +243,14 @@ def option_text(value: Any) -> str:
 
 
 def value_text(field: FieldSpec, value: Any) -> str:
-    """A string, number or vector of numbers as text."""
+    """A string, number or vector of numbers as text; of a long vector, only that there is one."""
     if field.kind == "string":
         return string_text(value)
-    numbers = vector(field.element, np.atleast_1d(value))
+    numbers = vector(field.element, value)
     if field.kind == "scalar":
-        return number_text(numbers[0])
-    if field.element == "uint8" or len(numbers) > _MOST_PRINTED or np.isnan(numbers).any():
-        return f"base64 '{base64.b64encode(numbers.tobytes()).decode()}'"
+        return number_text(numbers[()])
+    if len(numbers) > _MOST_PRINTED:
+        return "[...]"
     return f"[{', '.join(map(number_text, numbers))}]"
 
 
