@@ -1,13 +1,19 @@
 """Masks of attention get a larger scale where scores are farther apart than what they subtract."""
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
+from bundles import bundle, model_part
 
+from edge_opt.building import pipeline
 from edge_opt.building.masks import widen_masks
+from edge_opt.building.stages import Job
 from edge_opt.ir import Model, to_bytes
+from edge_opt.ir.opening import Opened
 from edge_opt.ir.parse import parse
 from edge_opt.soundness import broken_ranges
 
@@ -122,3 +128,21 @@ def test_inspect_finds_a_mask_that_is_too_small() -> None:
     widened = decoder(400)
     widen_masks(widened)
     assert [*broken_ranges(widened)] == []
+
+
+@pytest.mark.parametrize(("score_end", "notes"), [(400, 1), (79, 0)])
+def test_the_stage_quantize_widens_masks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, score_end: float, notes: int
+) -> None:
+    exported = tmp_path / "exported.litertlm"
+    exported.write_bytes(bundle([model_part("prefill_decode", to_bytes(decoder(score_end)))]))
+
+    def quantizer(_config: Any, source: str, target: str, _ranges: str) -> None:
+        Path(target).write_bytes(Path(source).read_bytes())
+
+    monkeypatch.setattr(pipeline, "_config", lambda _: None)
+    monkeypatch.setattr(pipeline, "_lib", lambda _: SimpleNamespace(npu_quantize=quantizer))
+    inputs = {"model": str(exported), "ranges": ""}
+    job = Job("quantize", str(tmp_path), inputs, options={"restore": False})
+    assert len(pipeline.quantize(job, lambda *_: None)["notes"]) == notes
+    assert [*broken_ranges(Opened(job.model).main().model)] == []
