@@ -70,6 +70,8 @@ _AGAIN = (
     "calibrate again on inputs that fill it: for a cache, on prompts much longer than one prefill"
 )
 _UNMASKED = "quantize again with a mask of -100, which hides as much"
+MASK_TOO_SMALL: Final = "mask-too-small"
+"""The rule of masks that subtract less than scores are apart: some tokens suffer, not all."""
 _WIDER_MASK = "give the mask larger steps there, as `build` does"
 _NARROWER = "calibrate again: no product of these operands fills the range"
 _FILLED = "calibrate again on inputs that give it values"
@@ -287,7 +289,7 @@ def _small_mask(logits: Tensor, labels: Mapping[Tensor, str]) -> Iterator[_Probl
         most = _range(mask).largest
         if "mask" in labels.get(source, "") and least > most:
             text = f"has a mask of {-most:.0f}, and scores down to {-least:.0f}: masked keys may outweigh all others"
-            yield ("mask-too-small", text, _WIDER_MASK)
+            yield (MASK_TOO_SMALL, text, _WIDER_MASK)
 
 
 def _scores(logits: Tensor) -> tuple[list[Operator], float, bool]:

@@ -9,7 +9,7 @@ import pytest
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 from bundles import bundle, model_part
 
-from edge_opt.building import pipeline
+from edge_opt.building import pipeline, run
 from edge_opt.building.masks import widen_masks
 from edge_opt.building.stages import Job
 from edge_opt.ir import Model, to_bytes
@@ -21,6 +21,9 @@ MASK_STEP = 100 / 32767
 QUERY_STEP = 0.01
 SLOTS = 3
 """Two keys with large negative scores, and an empty slot of the cache, whose score is 0."""
+
+
+JOINED = f"%j: int16[1,1,{2 * SLOTS}] q({500 / 32767}, 0) = CONCATENATION(%a, %a) {{axis: 2}}"
 
 
 def decoder(
@@ -110,8 +113,18 @@ def test_layers_with_the_same_scores_share_a_wider_mask() -> None:
 
 @pytest.mark.parametrize(
     "model",
-    [decoder(79), decoder(400, name="bias"), decoder(400, softmax="LOGISTIC")],
-    ids=["scores no farther apart", "another input is added", "no SOFTMAX"],
+    [
+        decoder(79),
+        decoder(400, name="bias"),
+        decoder(400, softmax="LOGISTIC"),
+        decoder(400, also=JOINED),
+    ],
+    ids=[
+        "scores no farther apart",
+        "another input is added",
+        "no SOFTMAX",
+        "logits are joined with others, whose steps would differ",
+    ],
 )
 def test_other_sums_stay(model: Model) -> None:
     before = to_bytes(model)
@@ -146,3 +159,10 @@ def test_the_stage_quantize_widens_masks(
     job = Job("quantize", str(tmp_path), inputs, options={"restore": False})
     assert len(pipeline.quantize(job, lambda *_: None)["notes"]) == notes
     assert [*broken_ranges(Opened(job.model).main().model)] == []
+
+
+def test_a_given_bundle_with_small_masks_is_built_with_a_warning(tmp_path: Path) -> None:
+    given = tmp_path / "quantized.tflite"
+    given.write_bytes(to_bytes(decoder(400)))
+    (warning,) = run._check_sound(given)
+    assert "masked keys may outweigh all others" in warning

@@ -25,7 +25,8 @@ _MARGIN = 20.0
 """How far a masked key's score is below every allowed one at least: it weighs 2e-9 of that one."""
 _CODES = 32767  # of int16, on each side of 0
 _HALF = 2**14  # an int16 code by which a multiplication shifts exactly
-_MOVING = operators_that(Effect.REARRANGING, Effect.REPEATING, Effect.JOINING)
+_MOVING = operators_that(Effect.REARRANGING, Effect.REPEATING)
+_REPEATING = _MOVING | operators_that(Effect.JOINING)  # an operator may join a tensor with itself
 
 _Made = dict[tuple[Tensor, float], Tensor]
 
@@ -94,14 +95,14 @@ def _source(tensor: Tensor) -> Tensor | None:
     while len(sources) == 1:
         (source,) = sources
         maker = source.producer
-        if maker is None or maker.name not in _MOVING:
+        if maker is None or maker.name not in _REPEATING or len(maker.outputs) > 1:
             return source
         sources = {*KINDS[maker.name].data_operands(maker.inputs)}
     return None
 
 
 def _moved(tensor: Tensor) -> list[Tensor]:
-    """A tensor, and all that operators rearrange, repeat or join from it."""
+    """A tensor, and all that operators rearrange or repeat from it."""
 
     def below(one: Tensor) -> Iterator[Tensor]:
         for reader in one.consumers:

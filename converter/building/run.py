@@ -43,7 +43,7 @@ from edge_opt.npu.compiler import Compiler, CompilerMissingError
 from edge_opt.npu.vendors import backend_of, vendor_backend
 from edge_opt.schema.data import Data, Source
 from edge_opt.schema.litertlm import SUFFIX
-from edge_opt.soundness import sentences
+from edge_opt.soundness import MASK_TOO_SMALL, sentences
 from edge_opt.targets import Target, load_target
 from edge_opt.targets.chips import TARGETS, VENDORS, find_chip
 
@@ -182,7 +182,7 @@ def build(
         quantized = run_quantization(
             run, given.kind, weights, result.settings, result.caches["window"], rounding
         )
-        _check_sound(quantized.path)
+        result.warnings += _check_sound(quantized.path)
         compiling = result.settings["compile"]
         optimized = run.run(OPTIMIZE, {**compiling, "target": facts.to_dict()})
         result.optimized = optimized.values
@@ -270,11 +270,16 @@ def _configure(
     result.caches = configured.values["caches"]
 
 
-def _check_sound(path: Path) -> None:
-    """Raise BuildCheckError for broken quantization: if calibration missed a part, the bundle may ignore its cache."""
-    broken = sentences(find_unsound(Opened(path)))
+def _check_sound(path: Path) -> list[str]:
+    """Raise BuildCheckError for broken quantization: if calibration missed a part, the bundle may ignore its cache.
+
+    Masks that are too small are returned as warnings: a given bundle may have them, and may be good enough.
+    """
+    found = find_unsound(Opened(path))
+    broken = sentences(one for one in found if one.rule != MASK_TOO_SMALL)
     if broken:
         raise BuildCheckError(f"{path} is broken, no bundle was written: {broken[0]}")
+    return sentences(found)
 
 
 def _chip_of(name: str) -> tuple[str, str]:
