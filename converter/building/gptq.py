@@ -80,7 +80,9 @@ class Moments:
 
     def whole(self) -> Floats:
         """The sum so far."""
-        return np.asarray(np.triu(self._upper) + np.triu(self._upper, 1).T)
+        whole = self._upper + self._upper.T
+        whole[np.diag_indices_from(whole)] /= 2
+        return np.asarray(whole)
 
 
 def damping_for(columns: int, inputs: int) -> float:

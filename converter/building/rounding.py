@@ -31,6 +31,7 @@ from edge_opt.building.network import (
     Harm,
     Network,
     Product,
+    by_onednn,
     check_family,
     last_part,
 )
@@ -139,7 +140,7 @@ def round_weights(job: Job, progress: Progress) -> dict[str, Any]:
     check_family(weights.model)
     texts = _texts(source, Path(job.inputs["prompts"]))
     notes = []
-    with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+    with torch.no_grad(), by_onednn(), tempfile.TemporaryDirectory() as folder:
         known = grids_of(weights)
         if not known and job.options["rotate"]:
             weights, note = _rotated(weights, source, Path(folder, "rotated"))
