@@ -1,6 +1,7 @@
 """Prompts to calibrate with: read, counted, and joined into long ones where no prefill would run on a filled cache."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,7 @@ def test_prompts_go_through_the_chat_template_and_a_base_model_reads_plain_text(
         tokenizer_object=made, chat_template=turns, **special
     )
     whole.save_pretrained(tmp_path)
+    transformers.LlamaConfig(vocab_size=6).save_pretrained(tmp_path)
     wording = wording_of(tmp_path)
     asked = {"messages": [{"role": "user", "content": "one two"}]}
     assert [wording.text(prompt) for prompt in ("one two", asked)] == [text] * 2
@@ -141,6 +143,10 @@ def test_prompts_go_through_the_chat_template_and_a_base_model_reads_plain_text(
     )
     with refused if turns else nullcontext():
         assert wording.text(asked) == text
+    with pytest.raises(
+        UsageError, match=r"gives token [35] for the prompt 'one two', and the .* has 3"
+    ):
+        replace(wording, vocabulary=3).count("one two")
     with pytest.raises(UsageError, match=r"float\.litertlm has no tokenizer"):
         wording_of(write(tmp_path / "float.litertlm", FLOAT))
 

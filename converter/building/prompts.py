@@ -165,10 +165,14 @@ def _joined(prompts: Sequence[Any], count: Callable[[Any], int], most: int) -> s
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """Formats prompts for calibration with the model's chat template; a base model has none and reads plain text."""
+    """Formats prompts for calibration with the model's chat template; a base model has none and reads plain text.
+
+    `vocabulary` is the number of tokens that a checkpoint knows, infinite for a bundle.
+    """
 
     tokenizer: Any
     template: str | None
+    vocabulary: float = math.inf
 
     def text(self, prompt: Any) -> str:
         """The prompt as the model reads it, up to its answer; UsageError if the template fails."""
@@ -191,8 +195,15 @@ class Wording:
         return str(texts[0])
 
     def count(self, prompt: Any) -> int:
-        """The number of tokens of a prompt in calibration."""
-        return len(self.tokenizer.tokenize(self.text(prompt)))
+        """The number of tokens of a prompt in calibration; UsageError if the checkpoint does not know one of them."""
+        tokens = self.tokenizer.tokenize(self.text(prompt))
+        last = max(tokens, default=0)
+        if last >= self.vocabulary:
+            raise UsageError(
+                f"the tokenizer gives token {last} for the prompt {text_of(prompt)!r:.60}, and the checkpoint's "
+                f"vocabulary has {self.vocabulary} tokens: resize its embeddings and train the new ones"
+            )
+        return len(tokens)
 
 
 def wording_of(model: Path) -> Wording:
@@ -201,9 +212,12 @@ def wording_of(model: Path) -> Wording:
     if model.is_dir():
         tokenizer = make(transformers_model_path=str(model))
         template = tokenizer.tx_tokenizer.chat_template
-        return Wording(
-            tokenizer, template.get("default") if isinstance(template, dict) else template
-        )
+        if isinstance(template, dict):
+            template = template.get("default")
+        from transformers import AutoConfig
+
+        described = AutoConfig.from_pretrained(model).get_text_config()
+        return Wording(tokenizer, template, described.vocab_size)
     unpack = importlib.import_module(
         f"{_CALIBRATION}.litertlm_bundle.litertlm_bundle"
     ).unpack_litertlm
