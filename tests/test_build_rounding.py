@@ -19,7 +19,7 @@ from edge_opt.building.checkpoint import Streamed
 from edge_opt.building.gptq import BOTTOM, TOP, Grid, Rounder, damping_for
 from edge_opt.building.logits import by_row
 from edge_opt.building.narrowing import narrow_layers
-from edge_opt.building.network import PRODUCTS, Network, Product, check_family
+from edge_opt.building.network import PRODUCTS, Network, Product, by_onednn, check_family
 from edge_opt.building.rounding import (
     CHECKPOINT,
     PLAN,
@@ -413,6 +413,21 @@ def test_nothing_is_measured_if_the_logits_alone_cost_more_than_is_allowed() -> 
 
     plan = choose([Choice(0, "o", 100, 8, 0.01)], never, -0.001)
     assert [one.bits for one in plan.products] == [8]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bias", [True, False])
+def test_modules_that_multiply_by_onednn_give_the_same_and_may_get_other_weights(
+    bias: bool,
+) -> None:
+    torch = pytest.importorskip("torch")
+    module = torch.nn.Linear(5, 3, bias=bias)
+    inputs = torch.randn(2, 7, 5).transpose(0, 1)
+    added = module.bias if bias else 0
+    with torch.no_grad(), by_onednn():
+        for _ in range(2):
+            module.weight = torch.nn.Parameter(torch.randn(3, 5))
+            torch.testing.assert_close(module(inputs), inputs @ module.weight.T + added)
 
 
 def divided(folder: Path, monkeypatch: Patch, texts: list[list[int]]) -> Any:

@@ -12,7 +12,7 @@ from edge_opt.building.checkpoint import DAMAGED, stored_in
 from edge_opt.building.stages import MORE_MEMORY
 
 _MEMORY = {
-    "round": (3.3, 1.6),
+    "round": (3.0, 2.3),
     "export": (4.0, 6.5),
     "calibrate": (1.4, 3.8),
     "quantize": (1.3, 4.7),
@@ -32,7 +32,7 @@ _DISK = 22
 """Bytes for each weight: three copies in float32 during the export, and a bundle for each stage."""
 _SECONDS = 500
 """Time for a billion weights, on two cores."""
-_SECONDS_TO_ROUND = 1300
+_SECONDS_TO_ROUND = 1050
 """The same for the stage `round`."""
 _MEMORY_INFO = Path("/proc/meminfo")
 

@@ -361,7 +361,8 @@ def rows_of(module: Any) -> Floats:
 def by_onednn() -> Iterator[None]:
     """Linear modules multiply by oneDNN for the duration, if torch has it.
 
-    Torch takes Intel's MKL for float32, which reaches half of oneDNN's speed on a processor of AMD (Zen 5).
+    Torch takes Intel's MKL for float32, which reaches half of oneDNN's speed on a processor of AMD (Zen 5). A weight
+    must not be changed in place meanwhile; its module may get another one.
     """
     import torch
     from torch.overrides import TorchFunctionMode
