@@ -231,17 +231,19 @@ class _Walk:
         self.disagreements.setdefault((tensor, operator), found)
 
     def walk(
-        self, graph: Subgraph, facts: dict[Tensor, Fact], place: str | None = None
+        self, graph: Subgraph, facts: dict[Tensor, Fact], *, is_called: bool = False
     ) -> list[Fact]:
         """Infer a subgraph from its inputs in `facts`; return facts about its outputs.
 
-        Inputs whose shapes differ from the recorded ones are reported at `place`, if given.
+        If an operator calls it, inputs whose shapes differ from the recorded ones are reported.
         """
         self.walked.add(graph)
         wrong: set[Tensor] = set()
         for tensor, fact in facts.items():
-            if self._take(graph, place, tensor, fact.shape, ""):
+            if self._merge_shape(tensor, fact.shape) and is_called:
                 wrong.add(tensor)
+                passed = f"an operator passes {shape_text(fact.shape)} to it"
+                self.report(graph, "", tensor, fact.shape, passed)
         for position, step in enumerate(_steps(graph, facts, self.enter)):
             operator = step.operator
             where = f"{position} ({operator.name})"
@@ -251,21 +253,16 @@ class _Walk:
             cause = next((tensor for tensor in operator.inputs if tensor in wrong), None)
             source = "" if cause is None else f"; it follows from tensor '{cause.name}'"
             for tensor, fact in step.pairs():
-                if self._take(graph, where, tensor, fact.shape, source):
+                reason = self._merge_shape(tensor, fact.shape)
+                if reason:
                     wrong.add(tensor)
+                    self.report(graph, where, tensor, fact.shape, reason + source)
         return [_fact_of(tensor, facts) for tensor in graph.outputs]
 
-    def _take(
-        self, graph: Subgraph, where: str | None, tensor: Tensor, shape: Shape | None, source: str
-    ) -> bool:
-        """Merge a shape with those of earlier calls; if it differs from the record, report it and return True."""
+    def _merge_shape(self, tensor: Tensor, shape: Shape | None) -> str | None:
+        """Merge a shape with those of earlier calls; return how it differs from the recorded one, if it does."""
         self.shapes[tensor] = _agreed(shape, self.shapes.get(tensor, shape))
-        reason = misfit(shape, recorded_shape(tensor))
-        if where is None or reason is None:
-            return False
-        reason = reason + source if where else f"an operator passes {shape_text(shape)} to it"
-        self.report(graph, where, tensor, shape, reason)
-        return True
+        return misfit(shape, recorded_shape(tensor))
 
     def enter(self, index: int, inputs: Sequence[Fact]) -> Sequence[Fact] | None:
         """Walk a subgraph with a caller's inputs: once for equal inputs, and at most `_MOST_ENTRIES` times."""
@@ -280,7 +277,7 @@ class _Walk:
             for tensor, fact in zip(graph.inputs, inputs, strict=True):
                 shape = recorded_shape(tensor) if fact.shape is None else fact.shape
                 facts[tensor] = Fact(shape, fact.value)
-            self._entered[key] = self.walk(graph, facts, "")
+            self._entered[key] = self.walk(graph, facts, is_called=True)
         return self._entered.get(key)
 
 
