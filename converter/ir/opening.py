@@ -165,13 +165,14 @@ class Opened:
             return
         path, _, name = self.path.rpartition(":")
         # Not Path.exists, which raises an error for long names.
-        if is_bundle(path) and not os.path.exists(self.path):  # noqa: PTH110
+        names_a_model = is_bundle(path) and not os.path.exists(self.path)  # noqa: PTH110
+        if names_a_model:
             self.path = path
             self.wanted = name
         if is_bundle(self.path):
             self.bundle = read_bundle(self.path)
             self.parts = _models(self.bundle)
-        if self.path == path and self.find(name) is None:
+        if names_a_model and self.find(name) is None:
             raise unknown("model", name, [part.name for part in self.parts])
 
     @property
