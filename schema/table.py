@@ -75,12 +75,21 @@ class FieldSpec(NamedTuple):
 
 def _field(table: str, name: str, slot: int, type_name: str, default: Default) -> FieldSpec:
     element = type_name.strip("[]")
-    kind = "scalar" if element in SCALAR_CODES else "union" if element in UNIONS else "table"
-    kind = ("string" if element == "string" else kind) + ("" if element == type_name else "s")
+    kind = _kind(element)
+    if type_name != element:
+        kind += "s"
     code = SCALAR_CODES[element] if kind == "scalar" else "I"
     return FieldSpec(
         table, name, slot, type_name, default, kind, element, code, struct.calcsize(f"<{code}")
     )
+
+
+def _kind(element: str) -> str:
+    if element in SCALAR_CODES:
+        return "scalar"
+    if element in UNIONS:
+        return "union"
+    return "string" if element == "string" else "table"
 
 
 class TableSpec:

@@ -117,4 +117,7 @@ def size(count: int | None) -> str:
         return f"{count} B"
     power = min(int(math.log(count, _KIBI)), 4)
     value = count / _KIBI**power
-    return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f} {'KMGT'[power - 1]}iB"
+    unit = f"{'KMGT'[power - 1]}iB"
+    if value >= 100:
+        return f"{value:.0f} {unit}"
+    return f"{value:.1f} {unit}" if value >= 10 else f"{value:.2f} {unit}"

@@ -147,7 +147,9 @@ def _remarks(sites: Iterable[Verdict]) -> Iterator[str]:
         status = group[0].status
         what = f"{name}: {len(group)}" if name else many(len(group), "attention block")
         places = listed(f"{site.signature}#{site.index}" for site in group)
-        yield f"{what}{':' * (status is Status.SETTLED)} {status} ({places}): {remark}"
+        if status is Status.SETTLED:
+            what += ":"
+        yield f"{what} {status} ({places}): {remark}"
 
 
 def check_requirements(result: ConversionResult, *, require_all: bool) -> None:
@@ -206,7 +208,8 @@ def _verified(result: ConversionResult) -> str:
     proofs = [site.proof for site in result.converted if site.proof is not None]
     bounded = [proof for proof in proofs if not proof.bitwise]
     alike = sum(bool(proof.like) for proof in proofs)
-    ran = f" ({len(proofs) - alike} run{f'; {alike} repeat their structure' if alike else ''})"
+    repeats = f"; {alike} repeat their structure" if alike else ""
+    ran = f" ({len(proofs) - alike} run{repeats})"
     text = f", bit-identical{ran}"
     if not all(isinstance(proof.check, Exact) for proof in proofs):
         worst = max(proofs, key=lambda proof: proof.max_abs)

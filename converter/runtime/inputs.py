@@ -25,12 +25,14 @@ _ROOM = 48  # positions before the new tokens if neither a mask nor a cache give
 _WINDOW = 512
 
 VARIANTS = 6
+"""Kinds of random integers for an input that may hold any, one for each run.
+
+    0, 1    0 and 1, then the opposite
+    2, 3    all bits
+    4, 5    4 to 14 bits; these are also the large floats of further runs
+"""
 _WHOLE = 2
 _SHORTER = 4
-"""Kinds of random integers for an input that may hold any, one for each run: 0 and 1, then all bits, then few.
-
-The last two are also the large floats of further runs.
-"""
 
 _LARGEST = 1 << 16
 
@@ -127,9 +129,11 @@ def plan(
                 "padding": min(begin // 4 + 1, width // 4) if run else 0,
             }
         variant = run % _kinds(info, hint.role)
+        drawn = run
         # Some runs change the numbers that an earlier one drew: to the opposite of 0 and 1, or to the next row.
-        ago = variant if facts.get("role") != "integer" else variant == 1
-        key = f"{signature.name}/{run - ago}/{stream}"
+        if facts.get("role") != "integer" or variant == 1:
+            drawn -= variant
+        key = f"{signature.name}/{drawn}/{stream}"
         common = {"info": info, "key": key, "seed": seed, "start": begin, "variant": variant}
         return InputPlan(**{**asdict(hint), **common, **facts})
 
@@ -314,7 +318,8 @@ def _mask(planned: InputPlan) -> NDArray[np.float32]:
     column = np.arange(width)[np.newaxis, :]
     row = np.arange(rows)[:, np.newaxis]
     if len(shape) < 3 and rows == 1 and not is_float:
-        visible = column < max(width - width // 4 * (planned.padding > 0), 1)
+        hidden = width // 4 if planned.padding else 0
+        visible = column < max(width - hidden, 1)
     else:
         if past:
             # Columns [0, past) are the cache; each holds the last position before `start` that was stored in it: in
@@ -324,9 +329,15 @@ def _mask(planned: InputPlan) -> NDArray[np.float32]:
         row = row % max(width - past, 1) + (start if width > rows else 0)
         visible = (column <= row) & (column >= planned.padding) | (column == row)
         visible &= column > row - (planned.window or math.inf)
-    additive = is_float or planned.info.quantized
-    masked = (_MASKED if additive else 0.0) if planned.masked is None else planned.masked
-    opened = (0.0 if additive else 1.0) if planned.opened is None else planned.opened
+    masked = 0.0
+    opened = 1.0
+    if is_float or planned.info.quantized:  # the mask is added
+        masked = _MASKED
+        opened = 0.0
+    if planned.masked is not None:
+        masked = planned.masked
+    if planned.opened is not None:
+        opened = planned.opened
     values = np.where(visible, np.float32(opened), np.float32(masked))
     return values.reshape(shape) if len(shape) < 3 else np.broadcast_to(values, shape)
 
@@ -363,10 +374,10 @@ def _integers(planned: InputPlan) -> NDArray[np.int64]:
 
 
 def _wide(planned: InputPlan) -> NDArray[np.int64]:
-    """Integers for an input that may hold any, by `variant`: 0 and 1, the opposite, twice all bits, twice 4 to 14 bits.
+    """Integers for an input that may hold any, by `variant` (see `VARIANTS`).
 
-    If it also indexes, 0 and 1 are 0 to `limit` - 1. In types of 8 and 16 bits, the others are from the whole range.
-    Positive and negative numbers alternate, by element and by variant.
+    If the input also indexes, 0 to `limit` - 1 take the place of 0 and 1. In types of 8 and 16 bits, all other variants
+    are from the whole range. Positive and negative numbers alternate, by element and by variant.
     """
     count = planned.info.elements
     types = (planned.info, planned.source or planned.info)
@@ -374,9 +385,8 @@ def _wide(planned: InputPlan) -> NDArray[np.int64]:
     low = max((int(each.min) for each in limits), default=-_LARGEST)
     high = min((int(each.max) for each in limits), default=_LARGEST)
     if planned.variant < _WHOLE:
-        return (
-            noise.integers(planned.stream, count, 0, planned.limit) + planned.variant
-        ) % planned.limit
+        drawn = noise.integers(planned.stream, count, 0, planned.limit)
+        return (drawn + planned.variant) % planned.limit
     if high < _LARGEST:
         return noise.integers(planned.stream, count, low, high + 1)
     sizes = np.full(count, min(high.bit_length(), 63))

@@ -256,9 +256,12 @@ def _limit(operator: Operator, place: int, element: int | None) -> _Limit | None
             table = operator.input(0)
             part = operator.input(1)
             axes = range(len(table.shape)) if element is None else (element,)
-            rooms = [_size(table, axis) - _size(part, axis) for axis in axes]
-            is_known = all(_size(each, axis) for each in (table, part) for axis in axes)
-            return _Limit((max(rooms, default=0) + 1) * is_known, clamps=True)
+            rooms = [0]
+            for axis in axes:
+                if not _size(table, axis) or not _size(part, axis):
+                    return _Limit(0, clamps=True)
+                rooms.append(_size(table, axis) - _size(part, axis))
+            return _Limit(max(rooms) + 1, clamps=True)
         case "SLICE", 1 if operator.input(2).has_numbers:
             data = operator.input(0)
             sizes = operator.input(2).array().ravel().tolist()

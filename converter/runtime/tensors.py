@@ -187,11 +187,11 @@ def cache_length(signature: SignatureInfo) -> int:
 
 def new_tokens(signature: SignatureInfo) -> int:
     """Number of tokens `[B, T]`, embeddings `[B, T, D]` or positions that a signature takes at once."""
-    lengths = [
-        info.shape[1] if len(info.shape) > 1 else info.shape[0]
-        for info in signature.inputs
-        if info.shape and role_of(info) in {"token", "embedding", "position"}
-    ]
+    lengths: list[int] = []
+    for info in signature.inputs:
+        if role_of(info) in {"token", "embedding", "position"}:
+            behind_batch = info.shape[1:] or info.shape
+            lengths += behind_batch[:1]
     return max(lengths, default=1)
 
 

@@ -82,7 +82,8 @@ class WholeSignature(Record):
 
 
 def _distance(steps: int, relative: float) -> str:
-    return f"{many(steps, 'step') + ' or ' if steps else ''}{relative:.2g} of the range"
+    in_steps = f"{many(steps, 'step')} or " if steps else ""
+    return f"{in_steps}{relative:.2g} of the range"
 
 
 def compare_whole(
