@@ -16,7 +16,7 @@ from bundles import GENERIC, bundle, model_part
 from edge_opt.base.words import Progress
 from edge_opt.building import BuildResult, build, evaluation, stages
 from edge_opt.building.evaluation import Evaluation, ModelScore
-from edge_opt.building.stage import STAGES
+from edge_opt.building.stage_process import STAGES
 from edge_opt.building.stages import Job
 from edge_opt.ir import to_bytes
 from edge_opt.ir.parse import parse

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pretend_stages import write
 
-from edge_opt.building.pipeline import mend_export
+from edge_opt.building.mending import mend_export
 from edge_opt.ir.opening import Opened
 
 GRAPH = """

@@ -29,6 +29,7 @@ from edge_opt.base.errors import EdgeOptError, OutputError, UsageError
 from edge_opt.base.words import Progress
 from edge_opt.building import StageFailedError, pipeline, stages
 from edge_opt.building.evaluation import check_runtimes
+from edge_opt.building.mending import widen_sums, write_window
 from edge_opt.building.stages import Job, OutOfMemoryError
 from edge_opt.npu import CompilerFailedError, CompilerMissingError
 
@@ -361,7 +362,7 @@ def test_ranges_of_sums_that_litert_would_abort_on_are_widened(tmp_path: Path) -
     file = tmp_path / "Section3_tf_lite_prefill_decode.tflite.json"
     file.write_text(json.dumps({"model_qsvs": ranges, "metadata": {}}))
     (tmp_path / "calibration.json").write_text('{"of": "another kind"}')
-    pipeline.widen_sums(model, tmp_path)
+    widen_sums(model, tmp_path)
     told = json.loads(file.read_text())["model_qsvs"]
     wide = {"min": [0.0], "max": [517.12]}
     assert told == {"x": ranges["x"], "y": wide, "z": wide}
@@ -370,4 +371,4 @@ def test_ranges_of_sums_that_litert_would_abort_on_are_widened(tmp_path: Path) -
 def test_a_window_without_metadata_to_hold_it_is_an_error(tmp_path: Path) -> None:
     bundle = write(tmp_path / "m.litertlm", FLOAT, TOKENIZER)
     with pytest.raises(EdgeOptError, match=r"assumes a window of 512 instead of 128: pip install"):
-        pipeline.write_window(bundle, 128)
+        write_window(bundle, 128)

@@ -15,7 +15,7 @@ from cli_runs import DEMO, Patch
 from litert_lm_builder import litertlm_peek
 
 from edge_opt.base.errors import EdgeOptError, UsageError
-from edge_opt.building import stage
+from edge_opt.building import stage_process
 from edge_opt.building.sections import check_words, closed
 from edge_opt.building.source import look_at
 from edge_opt.building.stages import Job
@@ -102,8 +102,8 @@ def test_stages_get_bundles_that_name_nothing(hostile: Path, monkeypatch: Patch)
         seen.append(job)
         return {}
 
-    monkeypatch.setitem(stage.STAGES, "calibrate", run)
-    stage._answer(Job("calibrate", "", {"model": str(hostile), "prompts": str(DEMO)}))
+    monkeypatch.setitem(stage_process.STAGES, "calibrate", run)
+    stage_process._answer(Job("calibrate", "", {"model": str(hostile), "prompts": str(DEMO)}))
     (job,) = seen
     assert job.inputs["prompts"] == str(DEMO)
     told = io.StringIO()

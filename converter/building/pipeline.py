@@ -17,27 +17,21 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from edge_opt.base.errors import EdgeOptError, UsageError
+from edge_opt.base.errors import UsageError
 from edge_opt.base.record import from_dict
 from edge_opt.base.words import Progress
 from edge_opt.building.biases import restore_clipped
 from edge_opt.building.masks import widen_masks
+from edge_opt.building.mending import mend_export, save_in_place, widen_sums, write_window
 from edge_opt.building.prompts import Wording, check_lengths, plan, read_prompts, wording_of
 from edge_opt.building.rotation import prepare
 from edge_opt.building.sections import keep_sections
 from edge_opt.building.source import SETTING, plan_caches
 from edge_opt.building.stages import INSTALL, QUANTIZERS, Job
 from edge_opt.integrations.npu_export import npu_optimize
-from edge_opt.ir import Model, Operator, Subgraph
-from edge_opt.ir.composites import body_of, composite_name
 from edge_opt.ir.opening import MAIN_SECTION, Opened
 from edge_opt.npu.compiler import Compiler, CompilerFailedError, first_complaint
 from edge_opt.npu.vendors import vendor_backend
-from edge_opt.schema import new_table
-from edge_opt.schema.litertlm import ASSUMED_WINDOW, read_bundle, section_of
-from edge_opt.soundness import power_of_two
 from edge_opt.targets import Target
 
 _EXPORT = "litert_torch.generative.export_hf"
@@ -64,14 +58,15 @@ _LESS_MEMORY = (
 )
 _WHOLE = "full_attention"
 _PREFILL = "prefill_"
-_LARGEST_CODE = 32767  # of int16; a symmetric range's scale is the range divided by it
 
 
 def _lib(name: str) -> Any:
+    """A module of the pipeline."""
     return importlib.import_module(f"{_EXPORT}.experimental.npu_export.{name}")
 
 
 def _config(job: Job) -> Any:
+    """The settings in the pipeline's own class."""
     return _lib("config_manager").NpuPipelineConfig.from_dict(job.config)
 
 
@@ -110,7 +105,8 @@ def configure(job: Job, _: Progress) -> dict[str, Any]:
     config = make.from_dict({**ours, **vendor, **settings, **fixed})
     caches = job.options["caches"]
     if model.is_dir():
-        caches = _planned_caches(config, model, whole=settings.get(SETTING, 0) is None)
+        asks_for_whole = SETTING in settings and settings[SETTING] is None
+        caches = _planned_caches(config, model, whole=asks_for_whole)
         setattr(config, SETTING, caches["ring"])
         if "prompts" in job.inputs:
             # Fail before the export: the bundle's tokenizer gives the same counts to within a token or two.
@@ -221,100 +217,6 @@ def _read_generation_settings(checkpoint: Path) -> None:
         GenerationConfig.from_model_config = staticmethod(stored)
 
 
-def mend_export(path: Path) -> None:
-    """Make a float bundle of litert-torch's second converter like one of its first, as the quantizer expects it."""
-    opened = Opened(path)
-    part = opened.main()
-    join_biases(part.model)
-    name_bodies(part.model)
-    part.changed = True
-    _save_in_place(opened, path)
-
-
-def _save_in_place(opened: Opened, path: Path) -> None:
-    written = path.with_name(f"{path.stem}_mended{path.suffix}")
-    opened.save(written)
-    written.replace(path)
-
-
-def join_biases(model: Model) -> None:
-    """Give products their biases, as litert-torch's first converter does: `[1,T,D] -> FULLY_CONNECTED -> [1,T,N]`.
-
-    The second one writes `[1,T,D] -> FULLY_CONNECTED -> [T,N] -> ADD -> [T,N] -> RESHAPE`.
-    """
-    for graph in model.subgraphs:
-        for addition in graph.operators:
-            product = _product_to_join(graph, addition)
-            if product is None:
-                continue
-            result = addition.output
-            result.shape = (*product.input(0).shape[:-1], result.shape[-1])
-            options = new_table("FullyConnectedOptions", keep_num_dims=True)
-            operands = [*product.inputs[:2], addition.input(1)]
-            whole = Operator(product.code, operands, [result], options)
-            graph.replace([product, addition], {whole: graph.after(addition)})
-
-
-def name_bodies(model: Model) -> None:
-    """Put a composite's name before the names of the tensors that its body computes.
-
-    litert-torch keeps norms in float by the names of their tensors, which contain `RMSNorm` or `rms_norm`. Its second
-    converter names them `tfl.mul`, and norms in int16 are too coarse on LiteRT's CPU kernels (Qwen2.5-Coder-0.5B: 106
-    times the checkpoint's perplexity), though not on an NPU that computes the composite as a whole.
-    """
-    for operator in model.operators():
-        name = composite_name(operator)
-        if not name:
-            continue
-        for inner in body_of(model, operator).operators:
-            for tensor in inner.outputs:
-                if not tensor.name.startswith(f"{name}/"):
-                    tensor.name = f"{name}/{tensor.name}"
-
-
-def _product_to_join(graph: Subgraph, addition: Operator) -> Operator | None:
-    """The product whose bias an operator adds: it has no other reader, no options, and RESHAPEs read the sum."""
-    if addition.name != "ADD" or addition.option("fused_activation_function"):
-        return None
-    result = addition.input(0)
-    bias = addition.input(1)
-    product = result.producer
-    if product is None or product.name != "FULLY_CONNECTED" or any(product.inputs[2:]):
-        return None
-    if product.options is not None and product.options.fields:
-        return None
-    is_alone = result.consumers == [addition] and not graph.is_output(result)
-    is_bias = bias.is_constant and bias.shape == product.input(1).shape[:1]
-    readers = addition.output.consumers
-    is_reshaped = not graph.is_output(addition.output) and all(
-        one.name == "RESHAPE" for one in readers
-    )
-    return product if is_alone and is_bias and is_reshaped else None
-
-
-def write_window(path: Path, window: int) -> None:
-    """Write the window of sliding layers to the executor metadata; litert-torch 0.10 does so for ring buffers only.
-
-    Raises:
-        EdgeOptError: there is no executor metadata; LiteRT-LM would assume another window.
-    """
-    from litert_lm_builder.runtime.proto.executor_metadata_pb2 import ExecutorMetadata
-
-    bundle = read_bundle(path)
-    index = section_of(bundle)
-    if index is None:
-        raise EdgeOptError(
-            f"the exported bundle has no executor metadata, without which LiteRT-LM assumes a window of "
-            f"{ASSUMED_WINDOW} instead of {window}: {INSTALL}"
-        )
-    content = bundle.content(index)
-    values = ExecutorMetadata.FromString(content.read(0, content.size))
-    values.llm_executor_metadata.attention_mask_settings.sliding_window_size = window
-    written = path.with_name(f"{path.stem}_window{path.suffix}")
-    bundle.write({index: values.SerializeToString(deterministic=True)}, written)
-    written.replace(path)
-
-
 def calibrate(job: Job, _: Progress) -> dict[str, Any]:
     """Find every tensor's range on the prompts; UsageError if they are too short or an entry point never runs."""
     config = _config(job)
@@ -360,33 +262,6 @@ def _starts_any(prefix: str, names: Iterable[str]) -> bool:
     return any(name.startswith(prefix) for name in names)
 
 
-def widen_sums(model: Path, ranges: Path) -> None:
-    """Widen ranges of broadcasting sums that end at a power of two by 1 %: LiteRT aborts on them in int16.
-
-    For example, the auxiliary model's mask for a ring buffer of 512 adds 1 to positions up to 511.
-    """
-    sums = _broadcasting_sums(model)
-    for file in ranges.glob("*.json"):
-        content = json.loads(file.read_text(encoding="utf-8"))
-        known = content.get("model_qsvs", {})
-        for name in sums & known.keys():
-            ends = np.array([known[name]["min"], known[name]["max"]], np.float64)
-            reach = np.abs(ends).max()
-            if reach > 0 and power_of_two(reach / _LARGEST_CODE):
-                known[name]["min"], known[name]["max"] = (1.01 * ends).tolist()
-        file.write_text(json.dumps(content), encoding="utf-8")
-
-
-def _broadcasting_sums(model: Path) -> set[str]:
-    """Names of the results of all ADDs of different shapes."""
-    names: set[str] = set()
-    for part in Opened(model).parts:
-        for graph in part.model.subgraphs:
-            sums = [operator for operator in graph.operators if operator.name == "ADD"]
-            names |= {one.output.name for one in sums if one.input(0).shape != one.input(1).shape}
-    return names
-
-
 def quantize(job: Job, _: Progress) -> dict[str, Any]:
     """Quantize the bundle, restore sections that the pipeline's packing drops, and widen the masks."""
     _lib("stages").npu_quantize(
@@ -406,7 +281,7 @@ def quantize(job: Job, _: Progress) -> dict[str, Any]:
         mended.append(restore_clipped(main.model, Opened(exported).main().model))
     if any(mended):
         main.changed = True
-        _save_in_place(opened, job.model)
+        save_in_place(opened, job.model)
     return {"notes": [*notes, *filter(None, mended)]}
 
 

@@ -226,7 +226,7 @@ def carry_out(job: Job, log: Path, progress: Progress) -> tuple[dict[str, Any], 
         ended_before = processes.ended_for_memory()
         with log.open("wb") as out:
             child = processes.start_module(
-                "edge_opt.building.stage", order, outcome, environment=variables, stdout=out
+                "edge_opt.building.stage_process", order, outcome, environment=variables, stdout=out
             )
         try:
             while child.poll() is None:

@@ -1,4 +1,4 @@
-"""The process of one stage, `python -m edge_opt.building.stage PARENT JOB OUTCOME`; job and outcome are files.
+"""The process of one stage, `python -m edge_opt.building.stage_process PARENT JOB OUTCOME`; job and outcome are files.
 
 It prints the tools' output, and progress as lines `stage done/total`.
 """
