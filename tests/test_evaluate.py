@@ -18,14 +18,15 @@ from cli_runs import Captured, run
 from pretend_stages import COMPILED, QUANTIZED, at_once, checkpoint, write
 
 from edge_opt.base.errors import EdgeOptError, UsageError
-from edge_opt.building import evaluation, stages
-from edge_opt.building.evaluation import Checkpoint, Evaluation, ModelScore, cut, in_turn, ratio_of
+from edge_opt.building import evaluation, litert_lm, stages
+from edge_opt.building.evaluation import Checkpoint, Evaluation, ModelScore, ratio_of
+from edge_opt.building.held_out import cut, in_turn
 from edge_opt.building.stages import Job, StageFailedError
 from edge_opt.ir import save
 from edge_opt.ir.opening import Opened
 from edge_opt.ir.parse import parse
 from edge_opt.npu.qualcomm import Qualcomm
-from edge_opt.npu.scoring import Closeness, Text
+from edge_opt.npu.scoring import Text
 
 SOFTMAX = """
 signature decode = #0 (x=%x) -> (y=%y)
@@ -55,8 +56,8 @@ class Place:
         self.chances = {"gemma": 0.5, "good": 0.4, "bad": 0.1}
         self.ran = 0
         monkeypatch.setattr(evaluation, "ProcessPoolExecutor", lambda *_: ThreadPoolExecutor(1))
-        monkeypatch.setattr(evaluation, "say", self.say)
-        own = SimpleNamespace(say=lambda part, _: self.say(str(self.reference), part)[1])
+        monkeypatch.setattr(evaluation, "score_text", self.say)
+        own = SimpleNamespace(likelihoods=lambda part, _: self.say(str(self.reference), part)[1])
         monkeypatch.setattr(evaluation, "Checkpoint", lambda _: own)
         monkeypatch.setattr(evaluation, "check_runtimes", lambda bundles: {})
         monkeypatch.setattr(stages, "carry_out", self.carry_out)
@@ -75,7 +76,7 @@ class Place:
             return None
         spread = 0 if name == "gemma" else self.spread
         chance = math.log(self.chances[name])
-        return evaluation.Said(
+        return litert_lm.Scored(
             Text(before, scored), [chance + spread * (-1) ** at for at in range(len(scored))]
         )
 
@@ -110,14 +111,14 @@ def test_a_token_that_one_bundle_cannot_score_counts_for_no_model(
         said = place.say(path, part)
         return said._replace(likelihoods=[None, *said.likelihoods[1:]]) if "bad" in path else said
 
-    monkeypatch.setattr(evaluation, "say", without_first)
+    monkeypatch.setattr(evaluation, "score_text", without_first)
     found = place.evaluate()
     assert {model.tokens for model in found.models} == {2}
     assert [model.ratio for model in found.models] == pytest.approx([1.0, 1.25, 5.0])
 
 
 def score(likelihoods: list[float], reference: list[float]) -> ModelScore:
-    return ModelScore.of("m", Closeness([], [], likelihoods), Closeness([], [], reference))
+    return ModelScore.of("m", likelihoods, reference)
 
 
 def test_perplexity_counts_every_token_alike_and_is_infinite_without_any_chance() -> None:
@@ -268,8 +269,8 @@ def test_a_bundle_scores_the_second_part_after_the_first(monkeypatch: pytest.Mon
         bos_token_id=7,
         create_session=lambda **_: nullcontext(session),
     )
-    monkeypatch.setattr(evaluation, "_loaded", lambda _: (engine, 6))
-    assert evaluation.say("m", ("one three", " two four")) == (
+    monkeypatch.setattr(litert_lm, "_loaded", lambda _: (engine, 6))
+    assert litert_lm.score_text("m", ("one three", " two four")) == (
         Text((7, 3, 5), (3, 4)),
         [-3.0, -4.0],
     )
@@ -281,18 +282,18 @@ def test_a_bundle_scores_the_second_part_after_the_first(monkeypatch: pytest.Mon
         return scored(texts)
 
     session.run_text_scoring = one_token
-    assert evaluation.say("m", ("one three", " two four")) == (
+    assert litert_lm.score_text("m", ("one three", " two four")) == (
         Text((7, 3, 5), (3, 4)),
         [-3.0, -4.0],
     )
     assert read[1:] == ["one three", "one three", "one three two"]
     engine.tokenize = lambda text: [len(word) for word in re.split(r"[ -]", text.strip())]
-    said = evaluation.say("m", ("one", " two-four"))
+    said = litert_lm.score_text("m", ("one", " two-four"))
     assert said is not None
     assert said.likelihoods == [-3.0, None], "behind the hyphen, the text alone has other tokens"
-    assert evaluation.say("m", ("one three", " two four five")) is None
+    assert litert_lm.score_text("m", ("one three", " two four five")) is None
     with pytest.raises(StageFailedError, match=r"m\.litertlm did not run: 'int' object"):
-        evaluation.say("m.litertlm", ("one", 2))
+        litert_lm.score_text("m.litertlm", ("one", 2))
 
 
 def test_a_checkpoint_refuses_the_tokens_of_another_vocabulary() -> None:
@@ -301,7 +302,9 @@ def test_a_checkpoint_refuses_the_tokens_of_another_vocabulary() -> None:
     with pytest.raises(
         UsageError, match=r"vocabulary differs from bundle other.s: .* have 2 and 1 tokens"
     ):
-        model.say(("a b", " c"), {"same": Text((7, 1, 1), (1,)), "other": Text((7, 1, 2), (1,))})
+        model.likelihoods(
+            ("a b", " c"), {"same": Text((7, 1, 1), (1,)), "other": Text((7, 1, 2), (1,))}
+        )
 
 
 @pytest.mark.slow
@@ -322,7 +325,7 @@ def test_a_checkpoint_scores_the_tokens_of_a_bundle(tmp_path: Path) -> None:
     config = transformers.LlamaConfig(vocab_size=4, eos_token_id=None, **sizes)
     transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
     model = Checkpoint(str(tmp_path))
-    found = model.say(("a b", " b a"), {"bundle": Text((3, 1, 2), (2, 1))})
+    found = model.likelihoods(("a b", " b a"), {"bundle": Text((3, 1, 2), (2, 1))})
     with torch.no_grad():
         rows = model._model(torch.tensor([[3, 1, 2, 2]])).logits[0].log_softmax(-1)
     assert found == pytest.approx([float(rows[2, 2]), float(rows[3, 1])], abs=1e-5)
@@ -335,7 +338,7 @@ def test_masked_keys_get_nothing_on_cpu_kernels_as_on_the_npu(tmp_path: Path) ->
     model = parse(SOFTMAX)
     path, copy = tmp_path / "int16.tflite", tmp_path / "float.tflite"
     save(model, path)
-    evaluation.float_softmax(path, copy)
+    litert_lm.float_softmax(path, copy)
     logits = np.full((1, 544), -25000, np.int16)
     logits[0, :2] = 0
     masked = []
@@ -367,9 +370,9 @@ def test_cpu_kernels_score_a_bundle_with_softmax_in_float_and_the_emulator_as_it
         ModelInfo=lambda _: SimpleNamespace(max_context_tokens=16),
     )
     monkeypatch.setitem(sys.modules, "litert_lm", runtime)
-    evaluation._loaded.cache_clear()
-    assert evaluation._loaded(bundle) == (None, 16)
-    evaluation._loaded.cache_clear()
+    litert_lm._loaded.cache_clear()
+    assert litert_lm._loaded(bundle) == (None, 16)
+    litert_lm._loaded.cache_clear()
 
     def read(
         path: object, _: object, compiler: object = None, *__: object

@@ -35,7 +35,7 @@ THIRD_PARTY = {
         )
     ),
     "peft": ("converter/building/merging.py",),
-    "litert_lm": ("converter/building/evaluation.py",),
+    "litert_lm": ("converter/building/litert_lm.py",),
     "typer": ("cli/",),
     "rich": ("cli/",),
     "flatbuffers": ("schema/",),

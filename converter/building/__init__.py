@@ -9,7 +9,7 @@ The build as a whole is `run`, which reads what is given by `source`, `settings`
     merging        stage: merges a LoRA adapter with its base
     rounding       stage: chooses weights and rounds them to 4 bits, with `network`, `gptq` and `rotation`
     narrowing      stage: stores these weights, and those of the `logits`, in 4 bits
-    evaluation     stages: compare a bundle with its checkpoint
+    evaluation     stages: compare a bundle with its checkpoint, on text that was `held_out`, in `litert_lm`
     checkpoint     weights of a checkpoint that stay on disk, for all of these
     doctor         what is installed, for the command of that name
 """

@@ -3,15 +3,14 @@
 import math
 import multiprocessing
 import os
-import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache, partial
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,21 +18,19 @@ from edge_opt.base.atomic import AnyPath, path_of
 from edge_opt.base.errors import UsageError
 from edge_opt.base.packages import versions_of
 from edge_opt.base.record import Record, from_dict
-from edge_opt.base.words import Progress, many
+from edge_opt.base.words import Progress
 from edge_opt.building import stages
 from edge_opt.building.checkpoint import load
-from edge_opt.building.prompts import read_prompts, text_of
+from edge_opt.building.held_out import Halves, in_turn, read_texts
+from edge_opt.building.litert_lm import float_softmax, score_text
 from edge_opt.building.recipe import EMULATE, EVALUATE
 from edge_opt.building.source import ADAPTER_CONFIG, Kind, look_at
-from edge_opt.building.stages import Job, StageFailedError
-from edge_opt.ir import DType, Model, Operator, Subgraph, Tensor
+from edge_opt.building.stages import Job
+from edge_opt.ir import DType
 from edge_opt.ir.opening import Opened
 from edge_opt.npu.compiler import Compiler
 from edge_opt.npu.scoring import Closeness, Text, read
 from edge_opt.npu.vendors import backend_of
-
-Part = tuple[str, str]
-"""A prompt in two parts: one that is read, and one that is scored."""
 
 ERROR = 0.01
 """Standard error of the perplexity ratio at which scoring stops."""
@@ -42,16 +39,6 @@ TOKENS = 20
 _BATCH = 4  # prompts scored before the error is looked at again
 _PROMPTS = 5
 _MOST_READ = 120
-_JOINT = "\n\n"
-_LONG = 2.25
-"""Characters of a long prompt per cache position: over half as many tokens, in most texts."""
-_MOST_SCORED = 512
-"""Most characters to score per prompt: each token is one decode step."""
-_FEWEST = 10
-"""Fewest prompts for holding some out."""
-_SHARE = 5
-"""One prompt in this many is held out."""
-_NOT_EVALUATED = "Not evaluated: {}, or --held-out FILE.jsonl"
 _INSTALL_LM = (
     "pip install '.[lm]' in a checkout of edge-opt (with evaluate=False, a build does not need it)"
 )
@@ -88,13 +75,12 @@ class ModelScore:
 
     @classmethod
     def of(
-        cls, source: str, own: Closeness, reference: Closeness, *, on_npu: bool = False
+        cls, source: str, likelihoods: Sequence[float], reference: Sequence[float]
     ) -> "ModelScore":
-        """Scores of one model relative to the reference."""
-        perplexity, _ = ratio_of(own.likelihoods, [0.0] * len(own.likelihoods))
-        top1, kl = (float(np.mean(values)) if values else None for values in (own.agrees, own.kl))
-        ratio, error = ratio_of(own.likelihoods, reference.likelihoods)
-        return cls(source, len(own.likelihoods), perplexity, top1, kl, on_npu, ratio, error)
+        """The score of one model, from its log-likelihoods of all tokens and the reference's."""
+        perplexity, _ = ratio_of(likelihoods, [0.0] * len(likelihoods))
+        ratio, error = ratio_of(likelihoods, reference)
+        return cls(source, len(likelihoods), perplexity, ratio=ratio, ratio_error=error)
 
     def exceeds(self, limit: float) -> bool:
         """True if the ratio exceeds a limit by more than its error, both in nats; True for NaN.
@@ -214,72 +200,6 @@ def check_runtimes(*, bundles: bool = True) -> dict[str, str]:
     return versions_of(("litert_lm",), _INSTALL_LM) if bundles else {}
 
 
-def read_texts(path: Path, calibrated: Sequence[Any] = ()) -> list[str]:
-    """The texts of a file; UsageError if one is too short, or is among the prompts that are calibrated on."""
-    texts = [text_of(prompt).strip() for prompt in read_prompts(path)]
-    seen = {text_of(prompt).strip() for prompt in calibrated}
-    for number, text in enumerate(texts, 1):
-        where = f"held-out prompts {path}, prompt {number}"
-        if text in seen:
-            raise UsageError(
-                f"{where} is also a calibration prompt: remove it from one of the files"
-            )
-        if cut(text) is None:
-            raise UsageError(f"{where} is too short to be scored: give at least two words")
-    return texts
-
-
-class Texts(NamedTuple):
-    """Texts to evaluate on, if any, prompts to calibrate with, and a note on the texts."""
-
-    scored: list[str]
-    calibration: list[Any]
-    note: str
-
-
-def hold_out(prompts: Sequence[Any]) -> Texts:
-    """Hold out every fifth prompt, each once, and calibrate with the others; with all if none is held out."""
-    different = {text_of(prompt).strip(): prompt for prompt in prompts}
-    if len(different) < _FEWEST:
-        given = many(len(different), "different prompt")
-        why = f"{given} given, but at least {_FEWEST} are needed to hold some out; give more"
-        return Texts([], [*prompts], _NOT_EVALUATED.format(why))
-    held = [*different][::_SHARE]
-    texts = [*filter(cut, held)]
-    if not texts:
-        why = "every fifth prompt is too short to be cut in two; give longer ones"
-        return Texts([], [*prompts], _NOT_EVALUATED.format(why))
-    for text in held:
-        del different[text]
-    note = f"Held out for evaluation: {len(texts)} of {len(prompts)} prompts, every fifth"
-    return Texts(texts, [*different.values()], note)
-
-
-def cut(text: str) -> Part | None:
-    """Cut a prompt into the part to read and the part to score; None if it is too short for both.
-
-    The scored part is the second half, or the end of a long prompt. It starts at a space, so that both parts give the
-    same tokens as the whole.
-    """
-    text = text.strip()
-    earliest = max(len(text) // 2, len(text) - _MOST_SCORED)
-    space = re.search(r"\s", text[earliest:])
-    at = earliest + space.start() if space else earliest
-    return (text[:at], text[at:]) if text[:at].strip() and text[at:].strip() else None
-
-
-def in_turn(texts: Sequence[str], *bundles: Path) -> list[Part]:
-    """Cut texts, and order them as longest, shortest, next longest, and so on: the first few have varied lengths.
-
-    If none fills about half of the bundles' longest cache, a text joined from them comes first.
-    """
-    wanted = int(_LONG * max(look_at(path).cache for path in bundles))
-    whole = _JOINT.join(texts)[:wanted]
-    joined = [whole] if max(map(len, texts)) < min(wanted, len(whole)) else []
-    left = sorted(filter(None, map(cut, [*texts, *joined])), key=lambda part: len(part[0]))
-    return [left.pop(-1 if at % 2 == 0 else 0) for at in range(len(left))]
-
-
 def emulation(texts: Sequence[str], tokens: int, compiler: Compiler) -> dict[str, Any]:
     """Options of the emulator stage: up to five of the texts, the tokens to score of each, and the compiler's."""
     count = min(_PROMPTS, max(1, tokens // 2))
@@ -306,29 +226,37 @@ def score(job: Job, progress: Progress) -> dict[str, Any]:
     ) as pool:
         for start in range(0, len(parts), _BATCH):
             batch = parts[start : start + _BATCH]
-            asked = [pool.map(partial(say, job.inputs[name]), batch) for name in bundles]
-            for place, (part, *answers) in enumerate(zip(batch, *asked, strict=True), start):
+            asked = [pool.map(partial(score_text, job.inputs[name]), batch) for name in bundles]
+            for place, (halves, *answers) in enumerate(zip(batch, *asked, strict=True), start):
                 progress(job.stage, place, min(start + _BATCH, len(parts)))
                 if None in answers:
                     skipped += 1
                     continue
                 scored += 1
                 texts = {name: one.text for name, one in zip(bundles, answers, strict=True)}
-                found = [checkpoint.say(part, texts), *(one.likelihoods for one in answers)]
-                for token in zip(*found, strict=True):
-                    if None not in token:
-                        for own, likelihood in zip(likelihoods.values(), token, strict=True):
-                            own.append(likelihood)
+                expected = checkpoint.likelihoods(halves, texts)
+                _add(likelihoods, [expected, *(one.likelihoods for one in answers)])
             if likelihoods[reference] and _worst_error(likelihoods, reference) <= ERROR:
                 break
     if not scored:
         raise UsageError(
             "every held-out prompt is longer than the bundle's cache: give shorter ones"
         )
-    closeness = {name: Closeness([], [], own) for name, own in likelihoods.items()}
-    scores = [ModelScore.of(name, own, closeness[reference]) for name, own in closeness.items()]
-    scores[1:] = [replace(one, weights=_weights(job.inputs[one.source])) for one in scores[1:]]
+    scores: list[ModelScore] = []
+    for name, own in likelihoods.items():
+        one = ModelScore.of(name, own, likelihoods[reference])
+        weights = {} if name == reference else _weights(job.inputs[name])
+        scores.append(replace(one, weights=weights))
     return asdict(Evaluation(scores, scored, skipped))
+
+
+def _add(likelihoods: Mapping[str, list[float]], found: Sequence[Sequence[float | None]]) -> None:
+    """Add the tokens of one prompt, those that all models could score; `found` has a row for each model."""
+    for token in zip(*found, strict=True):
+        known = [likelihood for likelihood in token if likelihood is not None]
+        if len(known) == len(token):
+            for own, likelihood in zip(likelihoods.values(), known, strict=True):
+                own.append(likelihood)
 
 
 def _weights(bundle: str) -> dict[str, int]:
@@ -342,109 +270,6 @@ def _worst_error(likelihoods: Mapping[str, Sequence[float]], reference: str) -> 
     return max(errors)
 
 
-@lru_cache(maxsize=1)
-def _loaded(bundle: str) -> tuple[Any, int]:
-    """LiteRT-LM's NPU executor on CPU kernels, with SOFTMAX in float, see `float_softmax`; and the cache's length."""
-    import litert_lm as lm
-
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder, Path(bundle).name)
-        float_softmax(bundle, copy)
-        engine = lm.Engine(str(copy), backend=lm.Backend.NPU(litert_dispatch_lib_dir=""))
-    return engine, lm.ModelInfo(bundle).max_context_tokens
-
-
-class Said(NamedTuple):
-    """A prompt as a bundle's tokens, and the log-likelihoods of those scored; None for one that cannot be."""
-
-    text: Text
-    likelihoods: list[float | None]
-
-
-def say(bundle: str, part: Part) -> Said | None:
-    """Score the second part after the first; None if they do not fit into the cache.
-
-    A process keeps the last bundle loaded.
-    """
-    try:
-        engine, room = _loaded(bundle)
-        # `tokenize` omits the BOS token.
-        before, scored = (tuple(engine.tokenize(text)) for text in part)
-        if 1 + len(before) + len(scored) >= room:
-            return None
-        try:
-            likelihoods = _likelihoods(engine, part)
-        except RuntimeError:  # LiteRT-LM 0.19 scores no more than one token in a session
-            likelihoods = _one_by_one(engine, part, before, scored)
-        if engine.bos_token_id is not None:
-            before = (engine.bos_token_id, *before)
-    except Exception as error:  # LiteRT-LM's
-        raise StageFailedError(f"{Path(bundle).name} did not run: {error}") from error
-    return Said(Text(before, scored), likelihoods)
-
-
-def _likelihoods(engine: Any, part: Part) -> list[float | None]:
-    with engine.create_session(apply_prompt_template=False) as session:
-        session.run_prefill([part[0]])
-        return [*session.run_text_scoring([part[1]]).token_scores[0]]
-
-
-def _one_by_one(
-    engine: Any, part: Part, before: Sequence[int], scored: Sequence[int]
-) -> list[float | None]:
-    """Score each token in a session of its own; None where the text cannot be cut around it without changing tokens."""
-    read, text = part
-    whole = [*before, *scored]
-    ends: dict[int, int] = {}
-    for end in range(len(text) + 1):
-        tokens = engine.tokenize(read + text[:end])
-        if tokens == whole[: len(tokens)]:
-            ends.setdefault(len(tokens) - len(before), end)
-    found: list[float | None] = []
-    for place, token in enumerate(scored):
-        start = ends.get(place)
-        alone = text[start : ends.get(place + 1)]
-        if start is not None and engine.tokenize(alone) == [token]:
-            found += _likelihoods(engine, (read + text[:start], alone))
-        else:
-            found.append(None)
-    return found
-
-
-def float_softmax(bundle: AnyPath, output: AnyPath) -> None:
-    """Write a copy of a bundle in which each SOFTMAX is DEQUANTIZE, SOFTMAX and QUANTIZE.
-
-    LiteRT's int16 SOFTMAX gives each masked key 1/32768, about 3 % of the attention in SmolLM2-135M with a cache of
-    1280; Qualcomm's emulator gives 0, see docs/research/faults.md.
-    """
-    opened = Opened(bundle)
-    part = opened.main()
-    for graph in part.model.subgraphs:
-        operators: list[Operator] = []
-        for operator in graph.operators:
-            if operator.name == "SOFTMAX" and operator.input(0).dtype is not DType.FLOAT32:
-                operators += _in_float(part.model, graph, operator)
-            else:
-                operators.append(operator)
-        graph.arrange(operators)
-    part.changed = True
-    opened.save(output)
-
-
-def _in_float(model: Model, graph: Subgraph, softmax: Operator) -> list[Operator]:
-    """A SOFTMAX in float, between DEQUANTIZE and QUANTIZE; their tensors are added to the graph."""
-    logits = softmax.input(0)
-    given, made = (
-        graph.add_tensor(Tensor(f"{one.name}/float", one.shape, DType.FLOAT32))
-        for one in (logits, softmax.output)
-    )
-    return [
-        model.new_operator("DEQUANTIZE", [logits], [given]),
-        model.new_operator("SOFTMAX", [given], [made], beta=softmax.option("beta")),
-        model.new_operator("QUANTIZE", [made], [softmax.output]),
-    ]
-
-
 class Checkpoint:
     """A Hugging Face checkpoint in float32, most of whose weights stay on disk."""
 
@@ -454,20 +279,18 @@ class Checkpoint:
         self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
         self._model = load(Path(folder)).model
 
-    def say(self, part: Part, texts: Mapping[str, Text]) -> list[float]:
+    def likelihoods(self, halves: Halves, texts: Mapping[str, Text]) -> list[float]:
         """The log-likelihood of each token that the bundles scored.
 
         Raises:
             UsageError: a bundle tokenizes the prompt differently.
         """
         before, scored = (
-            tuple(self._tokenizer(one, add_special_tokens=False)["input_ids"]) for one in part
+            tuple(self._tokenizer(half, add_special_tokens=False)["input_ids"]) for half in halves
         )
         for name, text in texts.items():
-            if (text.before[-len(before) :], text.scored) != (
-                before,
-                scored,
-            ):  # BOS may be in front
+            without_bos = text.before[-len(before) :]
+            if (without_bos, text.scored) != (before, scored):
                 raise UsageError(
                     f"the checkpoint's vocabulary differs from bundle {name}'s: a held-out prompt's two parts have "
                     f"{len(before)} and {len(scored)} tokens, in the bundle {len(text.before)} and "
@@ -504,7 +327,7 @@ def emulate(job: Job, progress: Progress) -> dict[str, Any]:
     del checkpoint
     tokens = [*chain.from_iterable(text.scored for text in texts)]
     itself = Closeness.of(expected, expected, tokens)
-    scores = [ModelScore.of(reference, itself, itself)]
+    scores = [_close(reference, itself, itself)]
     for bundle in bundles:
         path = job.inputs[bundle]
         with tempfile.TemporaryDirectory() as place:
@@ -518,7 +341,13 @@ def emulate(job: Job, progress: Progress) -> dict[str, Any]:
             )
         npu = np.concatenate(read(path, texts, compiler, partial(progress, job.stage)))
         for logits in (cpu, npu):
-            close = Closeness.of(expected, logits, tokens)
-            close_to = ModelScore.of(bundle, close, itself, on_npu=logits is npu)
-            scores.append(replace(close_to, weights=_weights(path)))
+            one = _close(bundle, Closeness.of(expected, logits, tokens), itself)
+            scores.append(replace(one, on_npu=logits is npu, weights=_weights(path)))
     return asdict(Evaluation(scores, len(texts)))
+
+
+def _close(source: str, own: Closeness, reference: Closeness) -> ModelScore:
+    """The score of a model whose logits are known."""
+    score = ModelScore.of(source, own.likelihoods, reference.likelihoods)
+    agreement = float(np.mean(own.agrees))
+    return replace(score, top1_agreement=agreement, kl=float(np.mean(own.kl)))

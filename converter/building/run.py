@@ -17,7 +17,8 @@ from edge_opt.base.record import Record, from_dict
 from edge_opt.base.words import Progress
 from edge_opt.base.work import work_folder
 from edge_opt.building import evaluation, stages
-from edge_opt.building.evaluation import Evaluation, Texts
+from edge_opt.building.evaluation import Evaluation
+from edge_opt.building.held_out import Texts, hold_out, in_turn, read_texts
 from edge_opt.building.needs import fit_together, needs_of
 from edge_opt.building.prompts import read_prompts
 from edge_opt.building.recipe import (
@@ -190,20 +191,13 @@ def build(
         if evaluate:
             result.evaluation = Evaluation([], 0, note=texts.note)
         configs = {"compile_configs": result.optimized["compile_configs"]}
-        last: list[tuple[Stage, Mapping[str, Any]]] = [(COMPILE, {**compiling, **configs})]
+        last: dict[Stage, Mapping[str, Any]] = {COMPILE: {**compiling, **configs}}
         if texts.scored:
-            parts = evaluation.in_turn(texts.scored, optimized.bundle.path)
-            last.append((EVALUATE, {"parts": parts, "runtimes": runtimes}))
+            parts = in_turn(texts.scored, optimized.bundle.path)
+            last[EVALUATE] = {"parts": parts, "runtimes": runtimes}
             if npu_tokens and libraries is not None and backend_of(chip).emulates:
-                on_npu = evaluation.emulation(texts.scored, npu_tokens, Compiler(chip))
-                last.append((EMULATE, on_npu))
-        needed = [run.needs.get(stage.name, 0) for stage, _ in last]
-        with run.threads(side_by_side=fit_together(needed)) as threads:
-            waiting = {one.name: threads.submit(run.result, one, options) for one, options in last}
-            # The compiler ends first, and its failure ends the others.
-            bundle = run.add(waiting[COMPILE.name].result()).bundle.path
-            if texts.scored:
-                result.evaluation = _evaluated(run, result, waiting, texts.note)
+                last[EMULATE] = evaluation.emulation(texts.scored, npu_tokens, Compiler(chip))
+        bundle = _run_last(run, result, last, texts.note)
         _check_quality(result, limit, bundle)
         _deliver(bundle, result, output, overwrite=overwrite)
     return result
@@ -386,12 +380,10 @@ def _texts(
             f"held_out=... needs a checkpoint to compare with, and {given.path} is a bundle"
         )
     if held_out is not None:
-        return Texts(
-            evaluation.read_texts(Path(held_out), every), every, f"Evaluated on {held_out}"
-        )
+        return Texts(read_texts(Path(held_out), every), every, f"Evaluated on {held_out}")
     if given.kind is not Kind.CHECKPOINT or not evaluate:
         return Texts([], every, _NO_REFERENCE)
-    return evaluation.hold_out(every)
+    return hold_out(every)
 
 
 def _written(prompts: list[Any], folder: Path) -> dict[str, Input]:
@@ -404,21 +396,37 @@ def _written(prompts: list[Any], folder: Path) -> dict[str, Input]:
     return {"prompts": Input(path, stages.digest_of([path], folder))}
 
 
+def _run_last(
+    run: Stages, result: BuildResult, last: Mapping[Stage, Mapping[str, Any]], note: str
+) -> Path:
+    """Compile and score, at the same time if memory allows it; the path of the compiled bundle."""
+    needed = [run.needs.get(stage.name, 0) for stage in last]
+    with run.threads(side_by_side=fit_together(needed)) as threads:
+        waiting: dict[Stage, Future[StageReport]] = {}
+        for stage, options in last.items():
+            waiting[stage] = threads.submit(run.result, stage, options)
+        # The compiler ends first, and its failure ends the others.
+        bundle = run.add(waiting[COMPILE].result()).bundle.path
+        if EVALUATE in last:
+            result.evaluation = _evaluated(run, result, waiting, note)
+    return bundle
+
+
 def _evaluated(
-    run: Stages, result: BuildResult, scoring: Mapping[str, Future[StageReport]], note: str
+    run: Stages, result: BuildResult, scoring: Mapping[Stage, Future[StageReport]], note: str
 ) -> Evaluation:
     """Wait for the scores in LiteRT-LM and in the NPU's emulator; a note says why if the emulator fails."""
-    report = run.add(scoring[EVALUATE.name].result())
+    report = run.add(scoring[EVALUATE].result())
     found = replace(from_dict(Evaluation, report.values), note=note)
     if not found.within(WORST_RATIO):
         result.warnings.append(
             f"Perplexity is {found.models[-1].ratio:.2f} times the checkpoint's, more than {WORST_RATIO}: check "
             f"answers before releasing the bundle; changed settings may be the cause"
         )
-    if EMULATE.name not in scoring:
+    if EMULATE not in scoring:
         return found
     try:
-        report = run.add(scoring[EMULATE.name].result())
+        report = run.add(scoring[EMULATE].result())
     except EdgeOptError as error:
         return replace(found, note=f"{note}. Not evaluated in the NPU's emulator: {error}")
     *_, cpu, npu = from_dict(Evaluation, report.values).models

@@ -22,7 +22,6 @@ from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from threading import Event
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from edge_opt.base import processes
@@ -110,7 +109,8 @@ class Input(NamedTuple):
     digest: str
 
 
-class Stage(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class Stage:
     """A stage: the roles of the files that it reads if they exist, and the places in its folder of those that it makes.
 
     `compiles` is true if it uses the vendor's libraries.
@@ -118,7 +118,7 @@ class Stage(NamedTuple):
 
     name: str
     reads: tuple[str, ...] = ()
-    makes: Mapping[str, str] = MappingProxyType({})
+    makes: Mapping[str, str] = field(default_factory=dict)
     compiles: bool = False
 
 
