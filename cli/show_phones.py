@@ -8,7 +8,7 @@ from edge_opt.base.words import size
 from edge_opt.building import BuildResult, StageReport
 from edge_opt.building.evaluation import Evaluation, ModelScore
 from edge_opt.cli import output
-from edge_opt.inspection.report import Gain, Part, Table, to_html
+from edge_opt.inspection.report import Content, GainPicture, Table, to_html
 from edge_opt.npu import Figures, Profile, TimeEstimate, Tuning
 from edge_opt.targets.placement import placement_lines
 
@@ -30,9 +30,9 @@ def _on_cpu(entry: Profile) -> list[str]:
     return placement_lines(parted, "the compiler")
 
 
-def profile_page(profiles: Sequence[Profile], gain: Gain) -> str:
+def profile_page(profiles: Sequence[Profile], gain: GainPicture) -> str:
     """The profiles as an HTML page that begins with the picture of the gain."""
-    sections: list[tuple[str, Part]] = [
+    sections: list[tuple[str, Content]] = [
         (gain.title, gain.rows),
         ("Limits of the estimates", gain.note),
         *_tables(profiles),

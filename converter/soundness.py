@@ -1,8 +1,9 @@
 """Find broken quantization from a model's scales, without running it.
 
-Each check compares a tensor's range with its operands', not with a fixed scale: a range that is too narrow or too wide
-cannot come from calibration on real inputs, and each cache in one signature with the same cache in others. The checks
-are independent of targets and change nothing.
+A tensor's range is compared with those of its operands, not with a fixed scale: if it is far too narrow or too wide for
+them, it cannot come from calibration on real inputs. The scale of a cache is compared with that in other signatures.
+The *end* of a tensor is the largest absolute number of its range. The checks are independent of targets and change
+nothing.
 """
 
 import math
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_opt.attention.around import MASKING
+from edge_opt.attention.axes import contracted_axis
 from edge_opt.attention.labels import DEEPEST
 from edge_opt.attention.rules import ELEMENTWISE, is_product
 from edge_opt.base.record import Record
@@ -45,11 +47,11 @@ def sentences(findings: Iterable[Unsound]) -> list[str]:
     for found in findings:
         where = f"{found.model}/{found.signature}" if found.model else found.signature
         groups.setdefault((where, found.rule), []).append(found)
-    return [
-        f"{where}: '{shortened(first.tensor)}' {first.message}"
-        f"{f' (and {len(others)} more like it)' if others else ''}: {first.remedy}"
-        for (where, _), (first, *others) in groups.items()
-    ]
+    lines: list[str] = []
+    for (where, _), (first, *others) in groups.items():
+        more = f" (and {len(others)} more like it)" if others else ""
+        lines.append(f"{where}: '{shortened(first.tensor)}' {first.message}{more}: {first.remedy}")
+    return lines
 
 
 # Share of the product of the operands' maxima. One step of an int16 softmax is 2**-15, an empty cache gives 1e-9.
@@ -127,12 +129,12 @@ def broken_ranges(model: Model, model_type: str = "") -> Iterator[Unsound]:
 def _ranges(graph: Subgraph, labels: Mapping[Tensor, str]) -> Iterator[tuple[Tensor, _Problem]]:
     """The first problem of each operator's result."""
     for operator in graph.operators:
-        look = _LOOKS.get(operator.name)
-        found = (
-            next(look(operator, labels), None) if look is not None and operator.outputs else None
-        )
-        if found is not None:
-            yield operator.outputs[0], found
+        check = _CHECKS.get(operator.name)
+        if check is None or not operator.outputs:
+            continue
+        problem = next(check(operator, labels), None)
+        if problem is not None:
+            yield operator.outputs[0], problem
 
 
 def _scales(graph: Subgraph) -> Iterator[tuple[Tensor, _Problem]]:
@@ -239,18 +241,24 @@ def _is_masked(product: Operator) -> bool:
     return "SOFTMAX" in names and not names.isdisjoint(MASKING)
 
 
-def _taken(operator: Operator, labels: Mapping[Tensor, str]) -> Iterator[_Problem]:
-    """The smallest step of every operand exceeds the result's range; or an int16 ADD cannot broadcast."""
+def _cut_off(operator: Operator, labels: Mapping[Tensor, str]) -> Iterator[_Problem]:
+    """The smallest step of every operand exceeds the result's range."""
     result = _range(operator.outputs[0])
     steps = [_range(tensor).step for tensor in operator.inputs]
     if steps and all(step > result.largest for step in steps):
         comes = f"{_named(operator.inputs[0], labels)} has steps of {min(steps):.2g}"
         text = f"ends at {result.largest:.2g}, but {comes}: all values but 0 are clipped"
         yield ("values-cut-off", text, _AGAIN)
-    tensors = [tensor for tensor in (*operator.inputs, *operator.outputs) if tensor is not None]
-    is_int16 = operator.name == "ADD" and all(tensor.dtype is DType.INT16 for tensor in tensors)
-    shifts = is_int16 and all(step > 0 and power_of_two(step) for step in (*steps, result.step))
-    if shifts and len({tensor.shape for tensor in tensors[:2]}) > 1:
+
+
+def _added(addition: Operator, labels: Mapping[Tensor, str]) -> Iterator[_Problem]:
+    """The same for a sum; or LiteRT's int16 kernel cannot broadcast it."""
+    yield from _cut_off(addition, labels)
+    for tensor in (*addition.given, *addition.outputs):
+        step = _range(tensor).step
+        if tensor.dtype is not DType.INT16 or not step > 0 or not power_of_two(step):
+            return
+    if len({tensor.shape for tensor in addition.given}) > 1:
         text = "broadcasts, and its three scales are powers of two (within a thousandth)"
         yield ("sum-cannot-broadcast", f"{text}: LiteRT's int16 kernel aborts the process", _WIDER)
 
@@ -325,8 +333,7 @@ def _usual_end(product: Operator) -> float:
     """About the largest result of a product whose operands are normal numbers with these maxima."""
     left, right = (min(_known_ends(tensor), default=math.inf) for tensor in product.inputs[:2])
     shape = product.input(0).shape
-    is_turned = product.name == "BATCH_MATMUL" and bool(product.option("adj_x"))
-    count = shape[-2 if is_turned else -1] if len(shape) > 1 else 1
+    count = shape[contracted_axis(product, 0)] if len(shape) > 1 else 1
     return _USUAL_SHARE * left * right * math.sqrt(max(count, 1))
 
 
@@ -343,21 +350,19 @@ def _constant_factor(operator: Operator) -> float:
     return abs(known[0].real()) if operator.name == "MUL" and known else 1.0
 
 
-_LOOKS: Final[dict[str, Callable[[Operator, Mapping[Tensor, str]], Iterator[_Problem]]]] = {
+_CHECKS: Final[dict[str, Callable[[Operator, Mapping[Tensor, str]], Iterator[_Problem]]]] = {
     **dict.fromkeys(operators_that(Effect.PRODUCT), _product),
-    **dict.fromkeys(("QUANTIZE", "ADD", "SUB", "CONCATENATION"), _taken),
+    **dict.fromkeys(("QUANTIZE", "SUB", "CONCATENATION"), _cut_off),
+    "ADD": _added,
     "SOFTMAX": _coarse,
 }
 
 
 def _range(tensor: Tensor | None) -> _Range:
-    parameters = None if tensor is None or tensor.is_blockwise else tensor.quantization
-    if (
-        tensor is None
-        or parameters is None
-        or not parameters.is_affine
-        or tensor.dtype not in _ENDS
-    ):
+    if tensor is None or tensor.is_blockwise or tensor.dtype not in _ENDS:
+        return _Range()
+    parameters = tensor.quantization
+    if parameters is None or not parameters.is_affine:
         return _Range()
     step = float(parameters.scale.max())
     centre = int(parameters.zero_point[0])

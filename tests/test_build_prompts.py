@@ -9,7 +9,7 @@ import pytest
 from pretend_stages import FLOAT, write
 
 from edge_opt.base.errors import UsageError
-from edge_opt.building.prompts import check_lengths, plan, read_prompts, text_of, wording_of
+from edge_opt.building.prompts import check_lengths, plan_prompts, read_prompts, text_of, wording_of
 
 AROUND = 3
 SHORT = [" ".join(f"{line}.{word}" for word in range(20)) for line in range(30)]
@@ -46,7 +46,7 @@ def test_prompts_are_joined_so_that_every_prefill_runs_on_a_filled_cache(
     more: list[Any], lengths: list[int], cache: int, room: int, joined: list[int]
 ) -> None:
     given = [*SHORT, *more]
-    prompts, notes = plan(given, count, lengths, cache, room)
+    prompts, notes = plan_prompts(given, count, lengths, cache, room)
     assert prompts[: len(given)] == given
     assert [*map(count, prompts[len(given) :])] == joined
     assert not joined or prompts[len(given)].startswith("\n\n".join(SHORT[:2]))
@@ -56,11 +56,11 @@ def test_prompts_are_joined_so_that_every_prefill_runs_on_a_filled_cache(
 
 
 def test_a_prompt_that_does_not_fit_is_skipped_and_joined_ones_are_long_enough() -> None:
-    prompts, notes = plan([*SHORT, words(115)], count, [16], 120)
+    prompts, notes = plan_prompts([*SHORT, words(115)], count, [16], 120)
     assert words(115) not in prompts
     assert "Skipped 1 prompt with more tokens than fit into a cache of 120" in notes
     for given in ([words(500), words(300)], [f"{at:050}" for at in range(200)]):
-        assert count(plan(given, count, [16], 128)[0][-1]) == 127
+        assert count(plan_prompts(given, count, [16], 128)[0][-1]) == 127
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_a_prompt_that_does_not_fit_is_skipped_and_joined_ones_are_long_enough()
 )
 def test_too_little_text_is_refused(prompts: list[str], lengths: list[int], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        plan(prompts, count, lengths, 128)
+        plan_prompts(prompts, count, lengths, 128)
 
 
 @pytest.mark.parametrize("cache", [31, 16])

@@ -30,7 +30,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_line_of_the_log_is_read_and_events_belong_to_the_graph_before_them() -> None:
-    heard = Outcome().hear(
+    heard = Outcome().with_log(
         "interface\tknown\t2.40.0\t5.51.0\n"
         "finalized\tfirst\t0\nevent\t2006\t700\nevent\t2006\t900\n"
         "finalized\tsecond\t1002\nmissing\tx y\nrunning\tsecond\nran\tsecond\t0\n"
@@ -38,7 +38,7 @@ def test_every_line_of_the_log_is_read_and_events_belong_to_the_graph_before_the
     assert (heard.known, heard.interface) == (True, "2.40.0")
     assert (heard.finalized, heard.events) == ([0, 1002], [{2006: 700}, {}])
     assert (heard.missing, heard.running, heard.ran) == (["x y"], True, 0)
-    assert Outcome().hear("ran\tg\t0\nrunning\tg\n").ran is None, "the second run did not end"
+    assert Outcome().with_log("ran\tg\t0\nrunning\tg\n").ran is None, "the second run did not end"
 
 
 @needs_compiler
@@ -130,7 +130,7 @@ RUN = """
 def test_a_library_of_an_unknown_version_is_handed_through_untouched(tmp_path: Path) -> None:
     told, log = listen(tmp_path, 41, "print(probe[5 + 19] == real[5 + 19])")
     assert told.strip() == "True"
-    heard = Outcome().hear(log)
+    heard = Outcome().with_log(log)
     assert (heard.known, heard.interface) == (False, "2.41.0")
 
 
@@ -146,7 +146,7 @@ def test_a_finalized_graph_is_profiled_and_run_in_folders(
         (folder / "x.in").write_bytes(bytes([1 + place, 2, 3, 4][:size]))
     (tmp_path / "folders").write_text("".join(f"{folder}\n" for folder in folders))
     _, log = listen(tmp_path, version, RUN)
-    heard = Outcome().hear(log)
+    heard = Outcome().with_log(log)
     assert (heard.known, heard.interface, heard.ran) == (True, f"2.{version}.0", 0)
     assert heard.events == [{2006: 20060, 2019: 20190}]
     assert heard.missing == ([] if size == 4 else ["x", "x"]), "an input of another size is told"

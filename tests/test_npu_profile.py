@@ -51,7 +51,7 @@ HEARD = "".join(
 def outcome(output: str, taken: str, log: str = "") -> Outcome:
     return Outcome(
         0, output, f"INFO: [a.cc:1] Partitioned subgraph<0>, {taken} partitions.\n"
-    ).hear(log)
+    ).with_log(log)
 
 
 TWO = PARTITION.format(1, 2, 3, 40, 5) + PARTITION.format(10, 20, 30, 400, 50)

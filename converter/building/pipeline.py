@@ -23,7 +23,7 @@ from edge_opt.base.words import Progress
 from edge_opt.building.biases import restore_clipped
 from edge_opt.building.masks import widen_masks
 from edge_opt.building.mending import mend_export, save_in_place, widen_sums, write_window
-from edge_opt.building.prompts import Wording, check_lengths, plan, read_prompts, wording_of
+from edge_opt.building.prompts import Wording, check_lengths, plan_prompts, read_prompts, wording_of
 from edge_opt.building.rotation import prepare
 from edge_opt.building.sections import keep_sections
 from edge_opt.building.source import SETTING, plan_caches
@@ -156,11 +156,11 @@ def _planned_caches(config: Any, checkpoint: Path, *, whole: bool) -> dict[str, 
 def _planned_prompts(
     job: Job, model: Path, config: Any, lengths: Sequence[int]
 ) -> tuple[Wording, list[Any], list[str]]:
-    """The wording of a model, the prompts to calibrate with, and notes on them; see `plan`."""
+    """The wording of a model, the prompts to calibrate with, and notes on them; see `plan_prompts`."""
     wording = wording_of(model)
     prompts = read_prompts(Path(job.inputs["prompts"]))
     room = config.max_calibration_decode_steps
-    return wording, *plan(prompts, wording.count, lengths, config.cache_length, room)
+    return wording, *plan_prompts(prompts, wording.count, lengths, config.cache_length, room)
 
 
 def export(job: Job, _: Progress) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def check_lengths(lengths: Sequence[int], cache: int) -> None:
         )
 
 
-def plan(
+def plan_prompts(
     prompts: Sequence[Any],
     count: Callable[[Any], int],
     lengths: Sequence[int],
@@ -113,7 +113,7 @@ def plan(
     if len(kept) < len(prompts):
         left = many(len(prompts) - len(kept), "prompt")
         notes.append(f"Skipped {left} with more tokens than fit into a cache of {cache}")
-    for least, most in _needs(lengths, cache, room):
+    for least, most in _wanted_sizes(lengths, cache, room):
         if any(least <= tokens <= most for tokens in sizes):
             continue
         text = _joined(prompts, count, most)
@@ -135,7 +135,7 @@ def plan(
     return kept, notes
 
 
-def _needs(lengths: Sequence[int], cache: int, room: int) -> Iterator[tuple[int, int]]:
+def _wanted_sizes(lengths: Sequence[int], cache: int, room: int) -> Iterator[tuple[int, int]]:
     """Least and most tokens of prompts that calibration needs: one fills the cache, others end with short prefills."""
     end = cache - max(1, min(room, cache // 8))
     longest = next(size for size in range(end, 0, -1) if _fits(size, lengths, cache))

@@ -43,11 +43,11 @@ _TAGS = {"&": "&amp;", "<": "&lt;"}
 
 Table = list[tuple[str, ...]]
 """Rows; the first has the headings."""
-Part = str | Table | Example
+Content = str | Table | Example
 """A sentence, a table, or a block before and after."""
 
 
-class Gain(NamedTuple):
+class GainPicture(NamedTuple):
     """NPU estimates before and after, as a title and a table, with a note on their limits."""
 
     title: str
@@ -67,7 +67,7 @@ class Report(Record):
     example: Example | None = None
     lint: Sequence[tuple[str, str]] = ()
     origin: Mapping[str, str] = field(default_factory=dict)
-    gain: Gain | None = None
+    gain: GainPicture | None = None
 
     _only_here = ("example",)
 
@@ -78,7 +78,7 @@ class Report(Record):
         failure = self.result.failure
         return outcome if failure is None else f"{outcome} Refused: {failure}."
 
-    def sections(self) -> Iterator[tuple[str, Part]]:
+    def sections(self) -> Iterator[tuple[str, Content]]:
         """Sections of the Markdown and HTML formats, in order."""
         result = self.result
         heads = ("site", "heads", "verdict", "reason, or result of verification")
@@ -160,7 +160,7 @@ def conversion_report(
     result: ConversionResult,
     *,
     target: TargetLike | None = None,
-    gain: Gain | None = None,
+    gain: GainPicture | None = None,
 ) -> Report:
     """The report of a conversion, with findings for `target` (as for `convert`), and estimates.
 
@@ -185,7 +185,7 @@ def conversion_report(
 
 
 def to_markdown(
-    title: str, summary: str, sections: Iterable[tuple[str, Part]], *, drawn: bool = True
+    title: str, summary: str, sections: Iterable[tuple[str, Content]], *, drawn: bool = True
 ) -> str:
     """Render the report; each section has a title and one part. Blocks are `drawn` as graphs, or listed as text."""
     parts = [f"# edge-opt: {_text(title)}", _text(summary)]
@@ -230,7 +230,7 @@ def _bar(found: re.Match[str]) -> str:
     return f'<i class="{kind}" style="width:{len(found[0]) / 2}em"></i>'
 
 
-def to_html(title: str, summary: str, sections: Iterable[tuple[str, Part]]) -> str:
+def to_html(title: str, summary: str, sections: Iterable[tuple[str, Content]]) -> str:
     """Render the report as a page; each section has a title and one part."""
     from markdown_it import MarkdownIt  # noqa: PLC0415 - not needed for other formats
 

@@ -63,8 +63,8 @@ class Outcome:
     ran: int | None = None
     on_cpu: tuple[OnCpu, ...] = ()
 
-    def hear(self, text: str) -> "Outcome":
-        """Add the content of the probe's log (described in `probe.c`), and return self."""
+    def with_log(self, text: str) -> "Outcome":
+        """Add what the probe's log has (its lines are described in `probe.c`), and return self."""
         for line in text.splitlines():
             match line.split("\t"):
                 case ["interface", trusted, core, *_]:

@@ -1,11 +1,12 @@
 """Where the time of an entry point goes: to attention, feed-forward, norms and logits."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 from edge_opt.base.atomic import AnyPath
 from edge_opt.base.words import Progress, size
-from edge_opt.inspection.report import Gain, Table
+from edge_opt.inspection.report import GainPicture, Table
 from edge_opt.ir import Model, Operator, Tensor
 from edge_opt.ir.composites import composite_name
 from edge_opt.ir.opening import Opened
@@ -27,7 +28,7 @@ _IN_LAYERS = ("attention", "feed-forward", "norms")
 
 def draw_gain(
     models: Sequence[AnyPath], compiler: Compiler, progress: Progress | None = None
-) -> Gain:
+) -> GainPicture:
     """Estimated times of the entry point with the largest attention, in the first model and in the last one.
 
     Parts of the first layers are timed by compiling the graph up to each part's end: the difference to the part before
@@ -41,8 +42,9 @@ def draw_gain(
     versions = {_FIRST: models[0]}
     if models[-1] != models[0]:
         versions[_LAST] = models[-1]
+    tell = progress or (lambda *_: None)
     signature = ""
-    times: dict[tuple[str, str], int] = Counter()
+    times: dict[tuple[str, str], int] = {}
     spills: dict[str, int] = {}
     for version, path in versions.items():
         model = Opened(path).main().model
@@ -51,18 +53,15 @@ def draw_gain(
         whole = _up_to(model, signature, [*outputs.values()], judge)
         times["all layers", version] = _us(whole)
         spills[version] = whole.spill or 0
-        points = [*_points(model, signature)]
-        earlier = 0
-        for place, (part, tensor) in enumerate(points):
-            if progress is not None:
-                progress(f"compiling parts, {version}", place, len(points))
-            us = _us(_up_to(model, signature, [tensor], judge))
-            times[part, version] += us - earlier
-            earlier = us
+        in_layers = _times_in_layers(
+            model, signature, judge, partial(tell, f"compiling parts, {version}")
+        )
+        for part, us in in_layers.items():
+            times[part, version] = us
         others = [tensor for name, tensor in outputs.items() if "logits" not in name]
         if others and len(others) < len(outputs):
-            below = _up_to(model, signature, others, judge)
-            times["logits", version] = times["all layers", version] - _us(below)
+            without_logits = _us(_up_to(model, signature, others, judge))
+            times["logits", version] = _us(whole) - without_logits
     rows: Table = [("", "", "estimated", "")]
     rows += _rows(_WHOLE, "", times)
     rows += _rows(_IN_LAYERS, ", first layers", times)
@@ -74,7 +73,22 @@ def draw_gain(
         f"First layers: the first {_LAYERS}, drawn to a scale of their own. Estimates for {judge.chip}; not timed on a "
         "phone."
     )
-    return Gain(f"Where the time of {signature} goes", rows, note)
+    return GainPicture(f"Where the time of {signature} goes", rows, note)
+
+
+def _times_in_layers(
+    model: Model, signature: str, judge: Compiler, tell: Callable[[int, int], None]
+) -> Counter[str]:
+    """Microseconds of each kind of part in the first layers: up to its end, less those up to the part before it."""
+    times = Counter[str]()
+    points = [*_points(model, signature)]
+    earlier = 0
+    for place, (part, tensor) in enumerate(points):
+        tell(place, len(points))
+        us = _us(_up_to(model, signature, [tensor], judge))
+        times[part] += us - earlier
+        earlier = us
+    return times
 
 
 def _rows(parts: Sequence[str], where: str, times: Mapping[tuple[str, str], int]) -> Table:

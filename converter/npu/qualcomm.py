@@ -127,8 +127,8 @@ class Qualcomm(Backend):
             if folders is not None:
                 variables["EDGE_OPT_PROBE_RUN"] = str(folders)
             done = self.run_tool(path, compiler, searched, scratch, variables)
-            heard = log.read_text(errors="replace") if log.exists() else ""
-            outcome = Outcome(done.returncode, done.stdout, done.stderr, no_probe).hear(heard)
+            probed = log.read_text(errors="replace") if log.exists() else ""
+            outcome = Outcome(done.returncode, done.stdout, done.stderr, no_probe).with_log(probed)
             outcome.on_cpu = operators_left(path, scratch, outcome.refusals())
         if done.returncode and _UNKNOWN_CHIP in done.stderr:
             chip = compiler.chip
