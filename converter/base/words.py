@@ -21,6 +21,10 @@ Progress = Callable[[str, int, int], None]
 """Called with a stage, the steps done, and the total number of steps."""
 
 
+def no_progress(stage: str, done: int, total: int) -> None:
+    """A `Progress` that shows nothing."""
+
+
 def shortened(name: str) -> str:
     """Shorten a tensor's name, which has a module path for each fused operator, to the end of the first."""
     first, *fused = name.split(";")

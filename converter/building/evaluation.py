@@ -18,7 +18,7 @@ from edge_opt.base.atomic import AnyPath, path_of
 from edge_opt.base.errors import UsageError
 from edge_opt.base.packages import versions_of
 from edge_opt.base.record import Record, from_dict
-from edge_opt.base.words import Progress
+from edge_opt.base.words import Progress, no_progress
 from edge_opt.building import stages
 from edge_opt.building.checkpoint import load
 from edge_opt.building.held_out import Halves, in_turn, read_texts
@@ -190,7 +190,7 @@ def evaluate(
         libraries = str(backend.libraries(compiler))
     with tempfile.TemporaryDirectory(prefix="edge-opt-") as name:
         job = Job(stage.name, name, inputs, options=options, libraries=libraries)
-        values, _ = stages.carry_out(job, Path(name) / "log", progress or (lambda *_: None))
+        values, _ = stages.carry_out(job, Path(name) / "log", progress or no_progress)
     return from_dict(Evaluation, values)
 
 

@@ -14,7 +14,7 @@ from edge_opt.base.atomic import AnyPath, path_of, replacing, resolve_target, wr
 from edge_opt.base.errors import EdgeOptError, UsageError, unknown
 from edge_opt.base.packages import versions_of
 from edge_opt.base.record import Record, from_dict
-from edge_opt.base.words import Progress
+from edge_opt.base.words import Progress, no_progress
 from edge_opt.base.work import work_folder
 from edge_opt.building import evaluation, stages
 from edge_opt.building.evaluation import Evaluation
@@ -174,7 +174,7 @@ def build(
             folder,
             versions,
             libraries,
-            progress or (lambda *_: None),
+            progress or no_progress,
             on_stage,
             result.stages,
         )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_opt.base.errors import UsageError, match_names, unknown
-from edge_opt.base.words import Progress, many
+from edge_opt.base.words import Progress, many, no_progress
 from edge_opt.comparison.findings import (
     ComparisonReport,
     OutputComparison,
@@ -265,7 +265,7 @@ def both_open(
         UsageError: neither model has a chosen signature, or an input named in `shapes`.
         ModelFormatError: a model cannot be read.
     """
-    tell = progress or (lambda *_: None)
+    tell = progress or no_progress
     shapes = shapes or {}
     with ExitStack() as stack:
         worker = stack.enter_context(Worker(time_limit=_SECONDS_PER_REQUEST))

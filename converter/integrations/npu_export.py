@@ -22,7 +22,7 @@ from typing import Any, Literal
 from edge_opt.base.atomic import AnyPath, resolve_target
 from edge_opt.base.errors import UsageError, did_you_mean
 from edge_opt.base.record import Record
-from edge_opt.base.words import Progress
+from edge_opt.base.words import Progress, no_progress
 from edge_opt.conversion import ConversionResult, convert
 from edge_opt.ir.opening import AUXILIARY_SECTION, MAIN_SECTION, Opened
 from edge_opt.npu.compiler import Compiler, CompilerMissingError, Figures, compiling_threads
@@ -112,7 +112,7 @@ def npu_optimize(
     compiler, notes = _compiler(cfg, vendor, configs, sdk)
     replacing = bool(getattr(cfg, "overwrite", False)) if overwrite is None else overwrite
     resolve_target(output_litertlm, overwrite=replacing)
-    tell = progress or (lambda *_: None)
+    tell = progress or no_progress
     auxiliary = None if exported is None else Opened(exported).find(AUXILIARY_SECTION)
     graphs = {} if auxiliary is None else dict(auxiliary.model.entry_points())
     run = partial(

@@ -270,14 +270,12 @@ class Operator:
         value: int | float | bool = options.get(name)
         return value
 
-    def on(self, tensor: Callable[[Tensor], Tensor]) -> Operator:
-        """Return a copy, in no subgraph yet, with each tensor `t` replaced by `tensor(t)`."""
-        inputs = [None if t is None else tensor(t) for t in self.inputs]
-        outputs = map(tensor, self.outputs)
-        intermediates = map(tensor, self.intermediates)
-        copy = Operator(
-            self.code, inputs, tuple(outputs), self.options, self.table, tuple(intermediates)
-        )
+    def on(self, other: Callable[[Tensor], Tensor]) -> Operator:
+        """A copy, in no subgraph yet, on other tensors: `other(t)` in place of each tensor `t`."""
+        inputs = [None if tensor is None else other(tensor) for tensor in self.inputs]
+        outputs = [*map(other, self.outputs)]
+        intermediates = [*map(other, self.intermediates)]
+        copy = Operator(self.code, inputs, outputs, self.options, self.table, intermediates)
         copy.shape_error = self.shape_error
         return copy
 

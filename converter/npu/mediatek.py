@@ -58,10 +58,7 @@ class MediaTek(Backend):
         return Figures(
             signature,
             **operator_counts(done.stderr),
-            time=None,
             note=self.note(compiler.chip),
-            qnn="",
-            qairt="",
             on_cpu=on_cpu,
         )
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from edge_opt.base.atomic import AnyPath
-from edge_opt.base.words import Progress, size
+from edge_opt.base.words import Progress, no_progress, size
 from edge_opt.inspection.report import GainPicture, Table
 from edge_opt.ir import Model, Operator, Tensor
 from edge_opt.ir.composites import composite_name
@@ -42,7 +42,7 @@ def draw_gain(
     versions = {_FIRST: models[0]}
     if models[-1] != models[0]:
         versions[_LAST] = models[-1]
-    tell = progress or (lambda *_: None)
+    tell = progress or no_progress
     signature = ""
     times: dict[tuple[str, str], int] = {}
     spills: dict[str, int] = {}

@@ -14,7 +14,7 @@ from edge_opt.attention.find import find_blocks
 from edge_opt.base.atomic import AnyPath
 from edge_opt.base.errors import UsageError, match_names
 from edge_opt.base.record import Record
-from edge_opt.base.words import Progress
+from edge_opt.base.words import Progress, no_progress
 from edge_opt.conversion import convert
 from edge_opt.ir import Model, load, save
 from edge_opt.ir.opening import Opened
@@ -110,7 +110,7 @@ def tune(
         ModelFormatError: the file is not a model.
     """
     base = load_target(target)
-    tell = progress or (lambda *_: None)
+    tell = progress or no_progress
     backend = _estimating(base, compiler)
     backend.check_installed(compiler)
     model = Opened(path).main().model
@@ -315,19 +315,18 @@ def _changed(tuning: Tuning) -> dict[str, Any]:
     base = tuning.target
     signature = tuning.signature
     changed: dict[str, Any] = dict(tuning.changes or {})
+    patterns = base.split_signatures
     if "form" not in changed:
-        patterns = tuple(one for one in base.split_signatures if not fnmatchcase(signature, one))
+        patterns = tuple(one for one in patterns if not fnmatchcase(signature, one))
         if tuning.changes is None and not patterns:
             # The trial was the exported file, with no pass run on it.
             changed["mask_before_join"] = False
-    else:
-        patterns = (
-            base.split_signatures if base.splits(signature) else (*base.split_signatures, signature)
-        )
-        if tuning.long_context:
-            form = {key: changed.pop(key) for key in ("form", "rows_per_tile")}
-            changed["long_context"] = {
-                key: value for key, value in form.items() if value is not None
-            }
+    elif not base.splits(signature):
+        patterns = (*patterns, signature)
     changed["split_signatures"] = patterns
+    if "form" in changed and tuning.long_context:
+        changed["long_context"] = {"form": changed.pop("form")}
+        rows = changed.pop("rows_per_tile")
+        if rows is not None:
+            changed["long_context"]["rows_per_tile"] = rows
     return changed

@@ -175,8 +175,10 @@ class _Met:
         unknown = self.unknown - {"decided"} if entries else self.unknown
         if unknown or self.changed - self.ends.keys() or 0 in (*tables, *clamped):
             return entries, None
+        if entries:
+            return entries, entries
         most = max(clamped, default=ANY)
-        return (most, ANY) if self.computed and not entries else (entries, entries or most)
+        return (most, ANY) if self.computed else (0, most)
 
 
 def _takes_any(operator: Operator, place: int) -> bool:

@@ -96,7 +96,7 @@ def examine(worker: Worker, region: Region) -> Proof:
     there alone, is treated like a small one.
     """
     try:
-        return _at_size(worker, region) or judge(_run(worker, region), region)
+        return _judge_large(worker, region) or judge(_run(worker, region), region)
     except RuntimeTimedOut as error:
         reason = f"verification timed out: {error}, or skip verification (--verify none)"
     except ModelFormatError as error:
@@ -114,8 +114,8 @@ def _failed(region: Region, reason: str) -> Proof:
     return replace(inconclusive(region.check, reason), open=False)
 
 
-def _at_size(worker: Worker, region: Region) -> Proof | None:
-    """The answer for a large region; None if it is small, or must be run like a small one."""
+def _judge_large(worker: Worker, region: Region) -> Proof | None:
+    """The verdict on a large region; None if it is small, or must be run like a small one."""
     # Other checks may depend on particular elements, which a fraction could miss.
     if region.cost <= _IN_FULL or not isinstance(region.check, Exact):
         return None
