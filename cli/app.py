@@ -192,9 +192,7 @@ def _ending(error: BaseException, received: Sequence[signal.Signals]) -> tuple[i
 def in_options(text: str) -> str:
     """Replace a message's arguments by options: `verify='none'` -> `--verify none`, `overwrite=True` -> `--force`."""
     names: dict[str, str] = {}
-    pending = [typer.main.get_command(app)]
-    for command in pending:
-        pending += getattr(command, "commands", {}).values()
+    for command in _commands_below(typer.main.get_command(app)):
         for parameter in command.params:
             long = [word for word in parameter.opts if word.startswith("--")]
             if long:
@@ -210,3 +208,10 @@ def in_options(text: str) -> str:
         return name if value in {"True", "..."} else f"{name} {value}"
 
     return _ARGUMENT.sub(option, text)
+
+
+def _commands_below(command: Any) -> Iterator[Any]:
+    """A command, and all commands in it."""
+    yield command
+    for inner in getattr(command, "commands", {}).values():
+        yield from _commands_below(inner)

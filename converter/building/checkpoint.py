@@ -269,10 +269,12 @@ def _streamed(source: Path) -> Streamed | None:
     config = transformers.AutoConfig.from_pretrained(source)
     with _weights_on_meta():
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    state = model.state_dict().keys()
+    if state != dict(model.named_parameters(remove_duplicate=False)).keys():
+        return None  # it also has numbers that are no weights
     wanted = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
-    found = {name: one.shape for name, one in stored.items() if name in model.state_dict()}
-    every = dict(model.named_parameters(remove_duplicate=False))
-    if found != wanted or () in wanted.values() or every.keys() != model.state_dict().keys():
+    found = {name: one.shape for name, one in stored.items() if name in state}
+    if found != wanted or () in wanted.values():  # a single number has no rows to read
         return None
     if (source / transformers.utils.GENERATION_CONFIG_NAME).is_file():
         model.generation_config = transformers.GenerationConfig.from_pretrained(source)
