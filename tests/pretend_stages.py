@@ -6,7 +6,7 @@ import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -20,7 +20,6 @@ from edge_opt.building.stage_process import STAGES
 from edge_opt.building.stages import Job
 from edge_opt.ir import to_bytes
 from edge_opt.ir.parse import parse
-from edge_opt.npu.scoring import Closeness
 
 KEPT = "prefill_4 kept as converted: 2.0 ms as exported, 1.0 ms as converted"
 GAIN = {
@@ -159,7 +158,7 @@ class Stages:
 
     def evaluate(self, job: Job) -> dict[str, Any]:
         """The checkpoint finds every token as likely as one of 2, the bundle as one of 4."""
-        own = [Closeness([], [], [math.log(chance)] * 2) for chance in (0.5, 0.25)]
+        own = [[math.log(chance)] * 2 for chance in (0.5, 0.25)]
         scores = [
             ModelScore.of(name, one, own[0]) for name, one in zip(job.inputs, own, strict=True)
         ]
@@ -167,14 +166,11 @@ class Stages:
 
     def emulate(self, job: Job) -> dict[str, Any]:
         """The same on the CPU, and a little worse in the emulator."""
-        own = [
-            Closeness([kl] * 8, [True] * 8, [math.log(0.5) - kl] * 8)
-            for kl in (0.0, 0.1, self.npu_kl)
-        ]
-        names = [*job.inputs, "converted"]
-        scores = [
-            ModelScore.of(names[at], one, own[0], on_npu=at == 2) for at, one in enumerate(own)
-        ]
+        reference = [math.log(0.5)] * 8
+        scores: list[ModelScore] = []
+        for name, kl in zip((*job.inputs, "converted"), (0.0, 0.1, self.npu_kl), strict=True):
+            one = ModelScore.of(name, [math.log(0.5) - kl] * 8, reference)
+            scores.append(replace(one, on_npu=len(scores) == 2, top1_agreement=1.0, kl=kl))
         return asdict(Evaluation(scores, 1))
 
     def compile(self, job: Job) -> None:

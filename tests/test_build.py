@@ -48,7 +48,6 @@ from edge_opt.ir import to_bytes
 from edge_opt.ir.parse import parse
 from edge_opt.npu import CompilerMissingError
 from edge_opt.npu.qualcomm import Qualcomm
-from edge_opt.npu.scoring import Closeness
 from edge_opt.targets import load_target
 
 ALL = ["configure", "export", "calibrate", "quantize", "optimize", "compile"]
@@ -186,9 +185,11 @@ def test_a_ruined_bundle_is_not_delivered_because_few_tokens_were_scored(
     many(place, *PROMPTS)
 
     def evaluate(job: Job) -> dict[str, Any]:
-        both = [Closeness([], [], one) for one in ([-1.0] * len(likelihoods), likelihoods)]
+        expected = [-1.0] * len(likelihoods)
+        checkpoint, bundle = job.inputs
         scores = [
-            ModelScore.of(name, one, both[0]) for name, one in zip(job.inputs, both, strict=True)
+            ModelScore.of(checkpoint, expected, expected),
+            ModelScore.of(bundle, likelihoods, expected),
         ]
         return asdict(Evaluation(scores, 1))
 
