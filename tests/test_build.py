@@ -38,8 +38,8 @@ from edge_opt.base.errors import ModelFormatError, OutputError, UsageError
 from edge_opt.building import BuildCheckError, StageFailedError
 from edge_opt.building import run as build_run
 from edge_opt.building.evaluation import Evaluation, ModelScore
+from edge_opt.building.rings import SETTING
 from edge_opt.building.sections import faults, keep_sections
-from edge_opt.building.source import SETTING
 from edge_opt.building.stages import Job
 from edge_opt.comparison.compare import compare
 from edge_opt.conversion import convert

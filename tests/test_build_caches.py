@@ -10,7 +10,7 @@ from litert_lm_builder.runtime.proto import executor_metadata_pb2
 from pretend_stages import TOKENIZER
 
 from edge_opt.base.errors import ModelFormatError, UsageError
-from edge_opt.building.source import plan_caches
+from edge_opt.building.rings import plan_caches
 from edge_opt.inspection import inspect
 from edge_opt.ir import to_bytes
 from edge_opt.ir.parse import parse

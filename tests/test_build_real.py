@@ -24,9 +24,9 @@ from pretend_npu import require_qnn
 from edge_opt import compare, convert, evaluate
 from edge_opt.base.errors import UsageError
 from edge_opt.building import StageReport, build, pipeline
+from edge_opt.building.rings import SETTING
 from edge_opt.building.rotation import Prepared
 from edge_opt.building.settings import DEFAULTS, FILES, FIXED, NAMES
-from edge_opt.building.source import SETTING
 from edge_opt.building.stages import Job
 from edge_opt.inspection import inspect
 from edge_opt.ir.composites import body_of, composite_name

@@ -4,8 +4,8 @@ The build as a whole is `run`, which reads what is given by `source`, `settings`
 
     recipe         the stages as data: what each reads and makes
     stages         runs a stage in a process of its own (`stage_process`), and keeps its result
-    pipeline       litert-torch's stages; `prompts` prepares their input; `mending`, `masks`, `biases` and `sections`
-                   mend their results
+    pipeline       litert-torch's stages; `prompts` prepares their input, `rings` plans the caches; `mending`, `masks`,
+                   `biases` and `sections` mend their results
     merging        stage: merges a LoRA adapter with its base
     rounding       stage: chooses weights and rounds them to 4 bits, with `network`, `gptq` and `rotation`
     narrowing      stage: stores these weights, and those of the `logits`, in 4 bits

@@ -24,9 +24,9 @@ from edge_opt.building.biases import restore_clipped
 from edge_opt.building.masks import widen_masks
 from edge_opt.building.mending import mend_export, save_in_place, widen_sums, write_window
 from edge_opt.building.prompts import Wording, check_lengths, plan_prompts, read_prompts, wording_of
+from edge_opt.building.rings import SETTING, plan_caches
 from edge_opt.building.rotation import prepare
 from edge_opt.building.sections import keep_sections
-from edge_opt.building.source import SETTING, plan_caches
 from edge_opt.building.stages import INSTALL, QUANTIZERS, Job
 from edge_opt.integrations.npu_export import npu_optimize
 from edge_opt.ir.opening import MAIN_SECTION, Opened

@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from edge_opt.base.errors import UsageError, unknown
 from edge_opt.building.prompts import check_lengths
-from edge_opt.building.source import SETTING, Given, Kind
+from edge_opt.building.rings import SETTING
+from edge_opt.building.source import Given, Kind
 
 _DATA: Final = tomllib.loads(
     (resources.files(__package__) / "settings.toml").read_text(encoding="utf-8")

@@ -1,10 +1,9 @@
-"""A build's input (a checkpoint, a float bundle or a quantized one) and the lengths of its layers' caches.
+"""A build's input: a checkpoint, a float bundle or a quantized one.
 
-Reads files without any framework, so that unusable inputs are rejected before anything heavy is loaded.
+Its files are read without any framework, so that unusable inputs are rejected before anything heavy is loaded.
 """
 
 import json
-from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,9 +18,6 @@ from edge_opt.ir import DType
 from edge_opt.ir.opening import MAIN_SECTION, Opened, check_not_compiled
 from edge_opt.schema.data import Source
 
-SETTING = "sliding_window_ring_buffer_size"
-"""litert-torch's name for the length of a ring buffer."""
-_RUNTIME = "0.18"  # the first LiteRT-LM that reads the lengths of windows and rings from a bundle
 CONFIG = "config.json"
 """The file with a checkpoint's settings."""
 _GENERATION = "generation_config.json"
@@ -36,7 +32,6 @@ _WEIGHTS = (".safetensors", ".bin")
 # Files of a checkpoint; a training run's folder holds many others.
 _PARTS = (*_WEIGHTS, ".json", ".model", ".jinja", ".txt", ".py")
 _INDEX = ".index.json"
-_STEP = 64
 _AGAIN = "copy it again, or run `git lfs pull`"
 
 
@@ -225,59 +220,3 @@ def _check_index(path: Path) -> None:
     # If all are, the checkpoint has its weights in another format.
     if missing and not missing.issuperset(names):
         raise UsageError(f"{path} names {min(missing)}, which is missing: {_AGAIN}")
-
-
-def plan_caches(
-    config: Mapping[str, Any],
-    prefill: Sequence[int],
-    cache: int,
-    chosen: int | None,
-    *,
-    whole: bool,
-) -> dict[str, Any]:
-    """The `window` of a checkpoint's sliding layers, the length of their `ring` buffers, and `notes` for the user.
-
-    `config` is the checkpoint's, completed by transformers. `ring` is None for whole caches, including on request
-    (`whole`), `window` is None if no layer slides.
-
-    The shortest ring buffer that keeps all visible keys is `max(window, longest prefill)`, in steps of 64. A prefill of
-    T tokens reads the caches before their update, in addition to its own keys: its first row needs window - 1 keys of
-    the ring, later rows fewer. LiteRT-LM may take one token back, which needs one more. Then the T new keys enter the
-    ring, which LiteRT-LM requires to hold them all. litert-torch rounds to 32, and older LiteRT-LM releases guess
-    lengths as multiples of 64.
-
-    Raises:
-        UsageError: the chosen length is invalid.
-    """
-    kinds = config.get("layer_types") or ()
-    sliding = sum(kind == "sliding_attention" for kind in kinds)
-    window = (config.get("sliding_window") or 0) if sliding else 0
-    longest = max(prefill)
-    ring = chosen
-    notes: list[str] = []
-    least = -(-max(window, longest) // _STEP) * _STEP
-    if chosen is None:
-        is_useful = window and sliding < len(kinds) and least < cache
-        ring = least if is_useful and not whole else None
-    elif not window:
-        raise UsageError(
-            f"{SETTING} {chosen}: the checkpoint has no sliding layers, so leave it out"
-        )
-    elif type(chosen) is not int or not least <= chosen < cache or chosen % _STEP:
-        raise UsageError(
-            f"{SETTING} {chosen} must be a multiple of {_STEP}, at least {least} for a window of {window} positions "
-            f"and a prefill of {longest} tokens, and less than the cache, {cache} positions"
-        )
-    if ring is not None:
-        notes.append(
-            f"{sliding} of {len(kinds)} layers see {window} positions back and keep a ring buffer of {ring}; this "
-            f"needs LiteRT-LM {_RUNTIME} or newer, an older one silently generates different text (--set "
-            f"{SETTING}=null builds without rings)"
-        )
-    if window and longest > window:
-        notes.append(
-            f"a prefill of {longest} tokens is longer than the window of {window}: LiteRT-LM {_RUNTIME} does "
-            f"not apply the window within one prefill, so tokens see up to {longest} positions back; give --prefill "
-            f"{window} or less"
-        )
-    return {"window": window or None, "ring": ring, "notes": notes}
