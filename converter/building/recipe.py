@@ -58,7 +58,7 @@ def check_weights(weights: str, kind: Kind, vendor: str) -> None:
 
 
 def run_quantization(
-    run: Stages,
+    runner: Stages,
     kind: Kind,
     weights: str,
     settings: Mapping[str, Mapping[str, Any]],
@@ -69,18 +69,18 @@ def run_quantization(
     rotate = settings["export"]["rotate"]
     rounds = weights == "4"
     if rounds:
-        run.run(ROUND, {**rounding, "rotate": rotate})
+        runner.run(ROUND, {**rounding, "rotate": rotate})
     rotated = False
     if kind is Kind.CHECKPOINT:
         # A checkpoint that is rounded is rotated by then.
         export = {**settings["export"], "window": window, "rotate": rotate and not rounds}
-        rotated = run.run(_EXPORT, export).values["rotated"]
+        rotated = runner.run(_EXPORT, export).values["rotated"]
     if kind is not Kind.QUANTIZED:
-        run.run(_CALIBRATE, settings["calibrate"])
+        runner.run(_CALIBRATE, settings["calibrate"])
         # Rounded weights are recognized as they were exported; biases are restored after that.
-        run.run(_QUANTIZE, {**settings[QUANTIZE], "restore": not rounds})
+        runner.run(_QUANTIZE, {**settings[QUANTIZE], "restore": not rounds})
     if rounds:
-        run.run(_NARROW_ROUNDED, {})
+        runner.run(_NARROW_ROUNDED, {})
     elif weights == "4-logits":
-        run.run(_NARROW_LOGITS, {"rotated": rotated})
-    return run.files["model"]
+        runner.run(_NARROW_LOGITS, {"rotated": rotated})
+    return runner.files["model"]

@@ -162,15 +162,15 @@ def build(
     libraries = _libraries(vendor, Compiler(chip, sdk=sdk))
     check_weights(weights, given.kind, vendor)
     limit = _limit(max_perplexity_ratio, weights)
-    # The ratio is for choosing a plan.
+    # A plan is chosen so that the limit is kept; one that is given is taken as it is.
     rounding = {"ratio": limit if plan is None else None, "plan": _plan(plan, weights)}
     texts = _texts(given, prompts, held_out, evaluate=evaluate)
     versions = _versions(given)
     runtimes = evaluation.check_runtimes() if texts.scored else {}
     result = BuildResult(str(source), given.kind, chip, vendor, str(folder), versions=versions)
     result.warnings += filter(None, [stages.untried(versions)])
-    with stages.taken(folder), _finishing(result, began):
-        run = Stages(
+    with stages.locked(folder), _finishing(result, began):
+        runner = Stages(
             folder,
             versions,
             libraries,
@@ -178,14 +178,14 @@ def build(
             on_stage,
             result.stages,
         )
-        _give_inputs(run, given, texts.calibration, folder)
-        _configure(run, result, given, settings, rounds=weights == "4")
+        _give_inputs(runner, given, texts.calibration, folder)
+        _configure(runner, result, given, settings, rounds=weights == "4")
         quantized = run_quantization(
-            run, given.kind, weights, result.settings, result.caches["window"], rounding
+            runner, given.kind, weights, result.settings, result.caches["window"], rounding
         )
         result.warnings += _check_sound(quantized.path)
         compiling = result.settings["compile"]
-        optimized = run.run(OPTIMIZE, {**compiling, "target": facts.to_dict()})
+        optimized = runner.run(OPTIMIZE, {**compiling, "target": facts.to_dict()})
         result.optimized = optimized.values
         result.converted = str(optimized.bundle.path)
         if evaluate:
@@ -197,7 +197,7 @@ def build(
             last[EVALUATE] = {"parts": parts, "runtimes": runtimes}
             if npu_tokens and libraries is not None and backend_of(chip).emulates:
                 last[EMULATE] = evaluation.emulation(texts.scored, npu_tokens, Compiler(chip))
-        bundle = _run_last(run, result, last, texts.note)
+        bundle = _run_last(runner, result, last, texts.note)
         _check_quality(result, limit, bundle)
         _deliver(bundle, result, output, overwrite=overwrite)
     return result
@@ -208,13 +208,13 @@ def _versions(given: Given) -> dict[str, str]:
     return stages.tool_versions() | merging
 
 
-def _give_inputs(run: Stages, given: Given, calibration: list[Any], folder: Path) -> None:
+def _give_inputs(runner: Stages, given: Given, calibration: list[Any], folder: Path) -> None:
     """Name the files that stages read; a LoRA folder is merged with its base first."""
     origin = _input(given.files, given.path)
-    run.files = dict.fromkeys(SOURCES[given.kind], origin) | _written(calibration, folder)
+    runner.files = dict.fromkeys(SOURCES[given.kind], origin) | _written(calibration, folder)
     if given.adapter:
-        run.files["adapter"] = _input(given.adapter, given.adapter[0].parent)
-        run.run(MERGE, {})
+        runner.files["adapter"] = _input(given.adapter, given.adapter[0].parent)
+        runner.run(MERGE, {})
 
 
 def _input(files: Sequence[Path], path: Path) -> Input:
@@ -240,7 +240,7 @@ def _finishing(result: BuildResult, began: float) -> Iterator[None]:
 
 
 def _configure(
-    run: Stages,
+    runner: Stages,
     result: BuildResult,
     given: Given,
     settings: Mapping[str, Any],
@@ -250,16 +250,16 @@ def _configure(
     """Resolve the pipeline's settings, and the lengths of caches; tell what the other stages need."""
     caches = {"window": given.caches.window, "ring": None, "notes": given.caches.lines()}
     chip = {"vendor": result.vendor, "chip": result.chip}
-    configured = run.result(
+    configured = runner.result(
         CONFIGURE, {**chip, "settings": settings, "cache": given.cache, "caches": caches}
     )
-    run.config = configured.values["config"]
+    runner.config = configured.values["config"]
     if given.kind is Kind.CHECKPOINT:
-        streams = run.config.get("use_v2", False)
+        streams = runner.config.get("use_v2", False)
         needs = needs_of(given.weights, rounds=rounds, streams=streams)
-        run.needs = needs.memory
-        configured.values["notes"] = needs.lines(run.folder)
-    run.add(configured)
+        runner.needs = needs.memory
+        configured.values["notes"] = needs.lines(runner.folder)
+    runner.add(configured)
     result.settings = configured.values["settings"]
     result.caches = configured.values["caches"]
 
@@ -397,26 +397,26 @@ def _written(prompts: list[Any], folder: Path) -> dict[str, Input]:
 
 
 def _run_last(
-    run: Stages, result: BuildResult, last: Mapping[Stage, Mapping[str, Any]], note: str
+    runner: Stages, result: BuildResult, last: Mapping[Stage, Mapping[str, Any]], note: str
 ) -> Path:
     """Compile and score, at the same time if memory allows it; the path of the compiled bundle."""
-    needed = [run.needs.get(stage.name, 0) for stage in last]
-    with run.threads(side_by_side=fit_together(needed)) as threads:
+    needed = [runner.needs.get(stage.name, 0) for stage in last]
+    with runner.threads(side_by_side=fit_together(needed)) as threads:
         waiting: dict[Stage, Future[StageReport]] = {}
         for stage, options in last.items():
-            waiting[stage] = threads.submit(run.result, stage, options)
+            waiting[stage] = threads.submit(runner.result, stage, options)
         # The compiler ends first, and its failure ends the others.
-        bundle = run.add(waiting[COMPILE].result()).bundle.path
+        bundle = runner.add(waiting[COMPILE].result()).bundle.path
         if EVALUATE in last:
-            result.evaluation = _evaluated(run, result, waiting, note)
+            result.evaluation = _evaluated(runner, result, waiting, note)
     return bundle
 
 
 def _evaluated(
-    run: Stages, result: BuildResult, scoring: Mapping[Stage, Future[StageReport]], note: str
+    runner: Stages, result: BuildResult, scoring: Mapping[Stage, Future[StageReport]], note: str
 ) -> Evaluation:
     """Wait for the scores in LiteRT-LM and in the NPU's emulator; a note says why if the emulator fails."""
-    report = run.add(scoring[EVALUATE].result())
+    report = runner.add(scoring[EVALUATE].result())
     found = replace(from_dict(Evaluation, report.values), note=note)
     if not found.within(WORST_RATIO):
         result.warnings.append(
@@ -426,7 +426,7 @@ def _evaluated(
     if EMULATE not in scoring:
         return found
     try:
-        report = run.add(scoring[EMULATE].result())
+        report = runner.add(scoring[EMULATE].result())
     except EdgeOptError as error:
         return replace(found, note=f"{note}. Not evaluated in the NPU's emulator: {error}")
     *_, cpu, npu = from_dict(Evaluation, report.values).models

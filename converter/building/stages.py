@@ -39,7 +39,7 @@ TRIED = ("0.10", "0.11")
 MORE_MEMORY = "close other programs, add swap, or use a larger machine"
 """What to do if memory runs out."""
 _MARK = "edge-opt-build"
-_TOLD = "stage.json"
+_REPORT = "stage.json"
 _PARTIAL = ".partial"
 """Suffix of folders that a killed build may leave, and the next one deletes."""
 # litert-torch imports tensorflow without requiring it.
@@ -268,7 +268,7 @@ def _answer(status: int, outcome: Path, *, memory_ran_out: bool) -> tuple[dict[s
 
 @dataclass
 class Stages:
-    """The stages of one build, in a locked work folder, see `taken`.
+    """The stages of one build, in a locked work folder, see `locked`.
 
     `files` has their results by role. `config` is the pipeline's, once it is resolved. `ended` is set if stages that
     still run are to end. `needs` are estimates of the bytes of memory that stages need.
@@ -331,21 +331,19 @@ class Stages:
         paths = {role: str(given.path.resolve()) for role, given in inputs.items()}
         needed = None if libraries is None else str(libraries.path)
         job = Job(name, partial, paths, self.config, options, needed)
+        where = f"its log is {folder.with_suffix('.log')}"
         try:
             return self._made(job, key)
-        except (EdgeOptError, OSError) as error:
-            log = folder.with_suffix(".log")
-            if isinstance(error, OSError):
-                raise OutputError(
-                    f"stage '{name}': {error.strerror or error}; its log is {log}"
-                ) from error
+        except OSError as error:
+            raise OutputError(f"stage '{name}': {error.strerror or error}; {where}") from error
+        except EdgeOptError as error:
             need = ""
             if isinstance(error, OutOfMemoryError) and name in self.needs:
                 need = f"; it needs about {size(self.needs[name])}"
-            raise type(error)(f"stage '{name}': {error}{need}; its log is {log}") from error
+            raise type(error)(f"stage '{name}': {error}{need}; {where}") from error
 
     def _progress(self, stage: str, done: int, total: int) -> None:
-        """Show progress; an error, which ends the stage, if it is to end."""
+        """Show progress; StageFailedError, which ends the stage, if all stages are to end."""
         if self.ended.is_set():
             raise StageFailedError("it was ended")
         self.progress(stage, done, total)
@@ -371,7 +369,7 @@ class Stages:
             made_now=True,
         )
         told = asdict(report) | {"folder": "", "made_now": False}
-        (partial / _TOLD).write_text(json.dumps(told, indent=1), encoding="utf-8")
+        (partial / _REPORT).write_text(json.dumps(told, indent=1), encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
         self._progress(job.stage, 1, 1)
@@ -381,7 +379,7 @@ class Stages:
 def _kept(folder: Path, key: str) -> StageReport | None:
     """An earlier result that is unchanged and has this key, or None."""
     with suppress(OSError, ValueError, TypeError, RecursionError):
-        told = json.loads((folder / _TOLD).read_text(encoding="utf-8"))
+        told = json.loads((folder / _REPORT).read_text(encoding="utf-8"))
         report = from_dict(StageReport, told | {"folder": folder})
         if (report.key, report.digest) == (key, digest_of(_files(folder), folder)):
             return report
@@ -389,7 +387,7 @@ def _kept(folder: Path, key: str) -> StageReport | None:
 
 
 @contextmanager
-def taken(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """Lock the work folder; UsageError if another build uses it or it holds other files."""
     mark = folder / _MARK
     try:
@@ -424,4 +422,4 @@ def digest_of(files: Iterable[Path], root: Path) -> str:
 
 
 def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != _TOLD)
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != _REPORT)

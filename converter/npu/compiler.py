@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from subprocess import CompletedProcess
 from threading import Thread
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from edge_opt.base import processes
 from edge_opt.base.atomic import AnyPath
@@ -296,14 +296,22 @@ class Backend(ABC):
             raise CompilerFailedError(f"{self.compiler} ended with code {code}: {reason}")
 
 
-def operator_counts(log: str) -> dict[str, int]:
-    """From the tool's log: `operators`, how many are `taken`, in how many `partitions`; or CompilerFailedError."""
+class OperatorCounts(NamedTuple):
+    """The operators of a graph, how many are taken by the NPU, and in how many partitions."""
+
+    operators: int
+    taken: int
+    partitions: int
+
+
+def operator_counts(log: str) -> OperatorCounts:
+    """Read the tool's log; CompilerFailedError if it has no counts."""
     found = _PARTITIONED.search(log)
     if found is None:
         raise CompilerFailedError(
             "the compiler reports nothing for the graph: its plugin may not know the chip"
         )
-    return {name: int(text) for name, text in found.groupdict().items()}
+    return OperatorCounts(**{name: int(text) for name, text in found.groupdict().items()})
 
 
 def operators_left(path: Path, scratch: Path, reasons: Mapping[int, str]) -> tuple[OnCpu, ...]:

@@ -128,12 +128,13 @@ class Outcome:
 
     def figures(self) -> dict[str, int]:
         """The compiler's figures, summed over the graph's partitions; CompilerFailedError if some are missing."""
-        sums = operator_counts(self.errors)
+        counts = operator_counts(self.errors)
+        sums = counts._asdict()
         for name, wanted in _FIGURES.items():
             values = re.findall(rf"\b{wanted}=(\d+)", self.output)
-            if len(values) != sums["partitions"]:
-                counts = f"{len(values)} figures for {name}, expected {sums['partitions']}"
-                raise CompilerFailedError(f"the compiler's log cannot be read: {counts}")
+            if len(values) != counts.partitions:
+                found = f"{len(values)} figures for {name}, expected {counts.partitions}"
+                raise CompilerFailedError(f"the compiler's log cannot be read: {found}")
             sums[name] = sum(map(int, values))
         return sums
 
@@ -157,7 +158,7 @@ class Outcome:
     def _is_profiled(self) -> bool:
         """True if every partition has a profile with all events."""
         try:
-            partitions = operator_counts(self.errors)["partitions"]
+            partitions = operator_counts(self.errors).partitions
         except CompilerFailedError:
             return False
         complete = [graph for graph in self.events if graph.keys() >= _EVENTS.keys()]

@@ -57,7 +57,7 @@ class MediaTek(Backend):
             on_cpu = operators_left(path, scratch, {})
         return Figures(
             signature,
-            **operator_counts(done.stderr),
+            *operator_counts(done.stderr),
             note=self.note(compiler.chip),
             on_cpu=on_cpu,
         )
