@@ -89,6 +89,18 @@ Planned = tuple[str | None, Sequence[InputPlan]]
 """One call of a signature (None: the model's only one), and its inputs."""
 
 
+class _Scene(NamedTuple):
+    """How masks, positions and caches of one signature fit together.
+
+    The widest mask has `past` columns for the cache, then `new` ones for the new tokens, the first of which is at
+    position `start`. A mask over a shorter ring buffer has fewer columns for the cache.
+    """
+
+    past: int
+    new: int
+    start: int
+
+
 def plan(
     signature: SignatureInfo,
     *,
@@ -104,40 +116,48 @@ def plan(
     """
     if hints is None:
         hints = [InputHint(role_of(info)) for info in signature.inputs]
-    past, new, begin = _scene(signature, [hint.role for hint in hints], seed, run)
+    scene = _scene(signature, [hint.role for hint in hints], seed, run)
     if further:
         hints = [InputHint(_unnamed(info)) for info in signature.inputs]
-    words = [info.shape[-1] for info in signature.outputs if "logits" in info.name and info.shape]
-
-    def planned(info: TensorInfo, hint: InputHint) -> InputPlan:
-        stream = info.name
-        facts = dict[str, Any]()
-        if hint.role == "rotary":  # the cosine and the sine of one table come from the same angles
-            stream = re.sub(r"(^|_)(cos|sin)(?=$|_)", r"\1", info.name.lower())
-        if further and info.is_float:
-            facts = {"role": "integer", "variant": _SHORTER + run % 2}
-        elif _has_no_role(info, hint.role):
-            facts = _unknown(info)
-        elif hint.role == "token":
-            facts = {"limit": min(words, default=_KNOWN_TOKENS)}
-        elif hint.role == "mask":
-            width = info.shape[-1] if info.shape else 1
-            sliding = "local" in info.name or "sliding" in info.name
-            facts = {
-                "past": max(width - new, 0) if past else 0,
-                "window": min(_WINDOW, max(width // 4, 1)) if sliding else 0,
-                "padding": min(begin // 4 + 1, width // 4) if run else 0,
-            }
+    logits = [info.shape[-1] for info in signature.outputs if "logits" in info.name and info.shape]
+    tokens = min(logits, default=_KNOWN_TOKENS)
+    plans: list[InputPlan] = []
+    for info, hint in zip(signature.inputs, hints, strict=True):
         variant = run % _kinds(info, hint.role)
-        drawn = run
+        facts = {**asdict(hint), "variant": variant}
+        if further and info.is_float:
+            facts |= {"role": "integer", "variant": _SHORTER + run % 2}
+        elif _has_no_role(info, hint.role):
+            facts |= _unknown(info)
+        elif hint.role == "token":
+            facts["limit"] = tokens
+        elif hint.role == "mask":
+            facts |= _of_mask(info, scene, run)
         # Some runs change the numbers that an earlier one drew: to the opposite of 0 and 1, or to the next row.
-        if facts.get("role") != "integer" or variant == 1:
+        drawn = run
+        if facts["role"] != "integer" or variant == 1:
             drawn -= variant
-        key = f"{signature.name}/{drawn}/{stream}"
-        common = {"info": info, "key": key, "seed": seed, "start": begin, "variant": variant}
-        return InputPlan(**{**asdict(hint), **common, **facts})
+        key = f"{signature.name}/{drawn}/{_stream(info, hint.role)}"
+        plans.append(InputPlan(info=info, key=key, seed=seed, start=scene.start, **facts))
+    return tuple(plans)
 
-    return tuple(map(planned, signature.inputs, hints))
+
+def _stream(info: TensorInfo, role: Role) -> str:
+    """The name of an input's random numbers: the cosine and the sine of one table come from the same angles."""
+    if role == "rotary":
+        return re.sub(r"(^|_)(cos|sin)(?=$|_)", r"\1", info.name.lower())
+    return info.name
+
+
+def _of_mask(info: TensorInfo, scene: _Scene, run: int) -> dict[str, int]:
+    """Facts about a mask from its width and its name."""
+    width = info.shape[-1] if info.shape else 1
+    is_sliding = "local" in info.name or "sliding" in info.name
+    return {
+        "past": max(width - scene.new, 0) if scene.past else 0,
+        "window": min(_WINDOW, max(width // 4, 1)) if is_sliding else 0,
+        "padding": min(scene.start // 4 + 1, width // 4) if run else 0,
+    }
 
 
 def _unnamed(info: TensorInfo) -> Role:
@@ -197,18 +217,6 @@ def integer_remarks(signature: SignatureInfo) -> Iterator[str]:
             elif role != "data":
                 drawn = f"in further runs {drawn}"
             yield f"{info.name}: {known}, {drawn}"
-
-
-class _Scene(NamedTuple):
-    """How masks, positions and caches of one signature fit together.
-
-    The widest mask has `past` columns for the cache, then `new` ones for the new tokens, the first of which is at
-    position `start`. A mask over a shorter ring buffer has fewer columns for the cache.
-    """
-
-    past: int
-    new: int
-    start: int
 
 
 def _scene(signature: SignatureInfo, roles: Sequence[Role], seed: int, run: int) -> _Scene:

@@ -58,29 +58,41 @@ def lint(model: Model, target: Target, converted: Mapping[str, int] | None = Non
             for rule, message in look(graph, target):
                 findings.append(Finding(severity, rule, message, name))
     findings += _of_chips(model, target)
+    findings += _too_many_operators(model, target, converted or {})
+    findings += _of_file(model, target)
+    return findings
+
+
+def _too_many_operators(
+    model: Model, target: Target, converted: Mapping[str, int]
+) -> Iterator[Finding]:
+    """Signatures with more operators than the compiler can take, now or after a conversion."""
+    most = target.most_operators or math.inf
+    limit = f"the compiler fails on more than about {most:,}{_source(target, 'most_operators')}"
     for name, graph in model.entry_points():
         count = len(graph)
-        after = (converted or {}).get(name, count)
-        if max(count, after) > (target.most_operators or math.inf):
+        after = converted.get(name, count)
+        if max(count, after) > most:
             more = "" if after == count else f", {after:,} after a conversion"
-            limit = f"the compiler fails on more than about {target.most_operators:,}"
-            message = f"{count:,} operators{more}: {limit}{_source(target, 'most_operators')}"
-            findings.append(Finding("error", "operators", message, name))
+            yield Finding("error", "operators", f"{count:,} operators{more}: {limit}", name)
+
+
+def _of_file(model: Model, target: Target) -> Iterator[Finding]:
+    """What the compiler does not read in a file."""
     if target.signatures is False and len(model.signatures) > 1:
         names = ", ".join(signature.key for signature in model.signatures)
         message = f"only subgraph 0 is read (signatures: {names}): export each to its own file"
-        findings.append(Finding("warning", "signatures", message))
+        yield Finding("warning", "signatures", message)
     outside = external_weights(model)
     if target.external_weights is False and outside:
         weights = many(len(outside), "weight")
         message = f"{weights} after the flatbuffer are not read: convert writes them inside"
-        findings.append(Finding("error", "external-weights", message))
+        yield Finding("error", "external-weights", message)
     codes = new_codes(model)
     if target.new_operator_codes is False and codes:
         names = ", ".join(code.name for code in codes)
         message = f"{names}: the kind is read from deprecated_builtin_code, which is not set: convert sets it"
-        findings.append(Finding("error", "operator-codes", message))
-    return findings
+        yield Finding("error", "operator-codes", message)
 
 
 def _source(target: Target, fact: str) -> str:
