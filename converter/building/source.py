@@ -75,6 +75,10 @@ def look_at(path: Path, base: Path | None = None) -> Given:
         )
     if path.is_dir():
         return _checkpoint(path)
+    return _bundle(path)
+
+
+def _bundle(path: Path) -> Given:
     opened = Opened(path)
     if opened.bundle is None:
         source = Source.open(path)  # raises if there is no file

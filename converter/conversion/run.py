@@ -184,14 +184,15 @@ def _choose_passes(
 
 
 def _choose_signatures(parts: Sequence[Part], wanted: str | Iterable[str] | None) -> frozenset[str]:
-    """Entry points to rewrite, named as by `Part.signature`."""
-    both: list[tuple[str, str]] = []
+    """Entry points to rewrite, named as by `Part.signature`; `wanted` may leave out the model's name."""
+    names: dict[str, str] = {}
     for part in parts:
-        both += ((part.signature(name), name) for name, _ in part.model.entry_points())
-    names = list(chain.from_iterable(both))
-    if wanted is not None:
-        names = match_names("signature", wanted, dict.fromkeys(names))
-    return frozenset(full for full, name in both if full in names or name in names)
+        for name, _ in part.model.entry_points():
+            names[part.signature(name)] = name
+    if wanted is None:
+        return frozenset(names)
+    chosen = match_names("signature", wanted, dict.fromkeys([*names, *names.values()]))
+    return frozenset(full for full, name in names.items() if full in chosen or name in chosen)
 
 
 def default_output(source: str | os.PathLike[str], suffix: str = "") -> Path:
@@ -251,9 +252,9 @@ class _Rewriting:
         """
         model = part.model
         done = len(self.result.sites)
-        passes = [
-            one for one in self.passes if not part.is_helper or isinstance(one, PositionTable)
-        ]
+        passes = self.passes
+        if part.is_helper:
+            passes = [one for one in passes if isinstance(one, PositionTable)]
         chosen: list[str] = []
         # A subgraph of several signatures is rewritten once, under the first name.
         owners: dict[Subgraph, str] = {}
@@ -294,13 +295,17 @@ class _Rewriting:
             cleanup.name_apart(model, old)
             part.changed = True
         self.result.signatures += _summaries(part, owners, before, sites)
-        if self.target.external_weights is False and cleanup.take_weights_inside(model):
-            part.changed = True
-        if self.target.new_operator_codes is False and cleanup.fill_old_codes(model):
-            part.changed = True
+        self._store(part)
         audit.check()
         if is_converted:
             models.mark_converted(model, self.target.name)
+
+    def _store(self, part: Part) -> None:
+        """Have weights and operator codes where the target reads them."""
+        if self.target.external_weights is False and cleanup.take_weights_inside(part.model):
+            part.changed = True
+        if self.target.new_operator_codes is False and cleanup.fill_old_codes(part.model):
+            part.changed = True
 
     def _run(self, passes: Iterable[Pass], context: Context) -> None:
         """Run passes on one entry point, and look for attention that is left after it was split."""
@@ -388,15 +393,20 @@ def _compare_whole(
         for name, signature in found.items():
             result.whole.append(replace(signature, name=part.signature(name)))
     for signature in result.whole:
-        if not signature.violation:
-            continue
-        text = f"the converted model differs from the input: {signature.violation}"
-        for site in result.converted:
-            if site.note and site.signature == signature.name:
-                name = site.pass_name
-                text += f" (known for {name}: {site.note}; skip='{name}' skips it)"
-                break
-        raise DifferenceFoundError(f"{text}; nothing was written")
+        if signature.violation:
+            known = _known_difference(result, signature.name)
+            raise DifferenceFoundError(
+                f"the converted model differs from the input: {signature.violation}{known}; nothing was written"
+            )
+
+
+def _known_difference(result: ConversionResult, signature: str) -> str:
+    """The first pass that may change this signature's outputs, in brackets; empty if there is none."""
+    for site in result.converted:
+        if site.note and site.signature == signature:
+            name = site.pass_name
+            return f" (known for {name}: {site.note}; skip='{name}' skips it)"
+    return ""
 
 
 def _by_index(given: Readable) -> dict[int, Part]:

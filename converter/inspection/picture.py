@@ -1,14 +1,14 @@
 """One block of a conversion before and after, as text and as Mermaid graphs."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, count
 from typing import Any
 
 from edge_opt.base.words import one_line
 from edge_opt.conversion import ConversionResult
-from edge_opt.ir import Operator, Tensor
+from edge_opt.ir import Model, Operator, Tensor
 from edge_opt.ir.composites import composite_name
 from edge_opt.ir.text import operator_text
 from edge_opt.ir.walk import backward_slice, reads, topological, walked
@@ -97,11 +97,6 @@ def find_example(result: ConversionResult) -> Example | None:
         for tensor in operator.outputs:
             # A tensor that several rewrites redefined belongs to the first.
             makers.setdefault(tensor, operator)
-    numbers = count()
-    names: dict[Tensor, str] = defaultdict(lambda: f"%{next(numbers)}")
-    for signature in [] if result.model is None else result.model.signatures:
-        for label, tensor in chain(signature.outputs.items(), signature.inputs.items()):
-            names[tensor] = f"%{label}"
 
     def above(operator: Operator) -> Iterable[Operator]:
         return [makers[tensor] for tensor in operator.inputs if tensor in makers]
@@ -115,8 +110,18 @@ def find_example(result: ConversionResult) -> Example | None:
             graph = next(iter(after)).subgraph
             assert graph is not None
             ordered = [operator for operator in graph.operators if operator in after]
-            return Example(site.signature, before, ordered, names.__getitem__)
+            return Example(site.signature, before, ordered, _names(result.model).__getitem__)
     return None
+
+
+def _names(model: Model | None) -> Mapping[Tensor, str]:
+    """Names as signatures have them; any other tensor gets the next number when it is first asked for."""
+    numbers = count()
+    names: dict[Tensor, str] = defaultdict(lambda: f"%{next(numbers)}")
+    for signature in [] if model is None else model.signatures:
+        for label, tensor in chain(signature.outputs.items(), signature.inputs.items()):
+            names[tensor] = f"%{label}"
+    return names
 
 
 def _hidden(operators: Sequence[Operator]) -> range:
