@@ -222,12 +222,12 @@ def test_the_picture_calls_a_composite_by_its_own_name_and_draws_an_input_once()
 
 
 def test_the_longest_repetition_is_found_where_a_head_ends() -> None:
-    kinds = ["split", "scale", "mul", "add", *["mul", "max", "add"] * 3, "concat"]
-    found = repeats(kinds, at_least=2)
-    assert found == range(7, 13, 3)
-    assert kinds[found.start : found.stop] == ["mul", "max", "add"] * 2
-    assert not repeats(["a", "b", "c"], at_least=1)
-    assert not repeats(kinds)
+    head = ["mul", "max", "exp", "add"]
+    kinds = ["split", "scale", "mul", "add", *head * 3, "concat"]
+    found = repeats(kinds)
+    assert found == range(8, 16, 4)
+    assert kinds[found.start : found.stop] == head * 2
+    assert not repeats(head[1:] * 3), "too short to be hidden"
 
 
 def test_convert_writes_a_report_for_each_format_that_was_asked_for(

@@ -9,7 +9,8 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-_LONGEST = 70
+_LONGEST = 70  # characters of a name
+_WIDEST = 200  # characters of a column
 _KIBI = 1024
 # Characters that count as printable, but draw nothing: fillers, an empty Braille cell, and variation selectors.
 _BLANK = frozenset(
@@ -39,9 +40,9 @@ def shortened(name: str) -> str:
     return f"...{last_parts if slash else end[1:]}"
 
 
-def cut(text: str, most: int = 200) -> str:
+def cut(text: str) -> str:
     """The text, or its first characters if it is too long for a column."""
-    return text if len(text) <= most else f"{text[:most]}..."
+    return text if len(text) <= _WIDEST else f"{text[:_WIDEST]}..."
 
 
 def signal_name(number: int) -> str:

@@ -13,6 +13,8 @@ from edge_opt.ir.composites import composite_name
 from edge_opt.ir.text import operator_text
 from edge_opt.ir.walk import backward_slice, reads, topological, walked
 
+_LEAST = 4  # operators of a head that is worth hiding
+
 
 @dataclass(frozen=True, slots=True)
 class Example:
@@ -129,14 +131,14 @@ def _hidden(operators: Sequence[Operator]) -> range:
     return repeats([operator.name for operator in operators])
 
 
-def repeats(kinds: Sequence[str], at_least: int = 4) -> range:
-    """Starts of the repetitions of a sequence of `at_least` items, chosen to cover as many items as possible.
+def repeats(kinds: Sequence[str]) -> range:
+    """Starts of the repetitions of a sequence of four items or more, chosen to cover as many items as possible.
 
     The first occurrence is not included. The step of the range is the length of the sequence.
     """
     best = range(0)
     covered = 0
-    for period in range(at_least, len(kinds) // 2 + 1):
+    for period in range(_LEAST, len(kinds) // 2 + 1):
         same = 0
         for end in range(period, len(kinds)):
             same = same + 1 if kinds[end] == kinds[end - period] else 0
