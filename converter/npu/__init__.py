@@ -1,6 +1,7 @@
 """NPU estimates: compile a model with the vendor's compiler, and rank its forms by the compiler's figures.
 
-Never changes a model, and contains no vendor code. Each vendor's compiler is one module, listed in `vendors`.
+Never changes a model. How to run a vendor's compiler is one module, listed in `vendors`; the compiler itself is the
+user's.
 """
 
 from edge_opt.npu.comparing import compare_on_npu
