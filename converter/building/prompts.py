@@ -217,7 +217,7 @@ def wording_of(model: Path) -> Wording:
         from transformers import AutoConfig
 
         described = AutoConfig.from_pretrained(model).get_text_config()
-        return Wording(tokenizer, template, described.vocab_size)
+        return Wording(tokenizer, template, getattr(described, "vocab_size", math.inf))
     unpack = importlib.import_module(
         f"{_CALIBRATION}.litertlm_bundle.litertlm_bundle"
     ).unpack_litertlm
