@@ -32,6 +32,8 @@ def decoder(
     also: str = "",
     name: str = "mask_global",
     softmax: str = "SOFTMAX",
+    returns: str = "%p",
+    mask: str = f"[1,1,{SLOTS}] q({MASK_STEP}, 0)",
 ) -> Model:
     """Queries `[1,2]`, keys `[3,2]` and a mask `[1,3]` to probabilities."""
     options = "{beta: 1}" if softmax == "SOFTMAX" else ""
@@ -41,14 +43,14 @@ def decoder(
     signature decode = #0 (q=%q, k=%k, {name}=%m) -> (p=%p)
     subgraph decode (
       %q: int16[1,1,2] q({QUERY_STEP}, 0), %k: int16[1,{SLOTS},2] q({QUERY_STEP}, 0),
-      %m: int16[1,1,{SLOTS}] q({MASK_STEP}, 0)
+      %m: int16{mask}
     ) {{
       %s: int16[1,1,{SLOTS}] q({score_step}, 0) = BATCH_MATMUL(%q, %k) {{adj_y: true}}
       %r: int16[1,1,{SLOTS}] q({MASK_STEP}, 0) = RESHAPE(%m, int32{{1, 1, {SLOTS}}})
       %a: int16[1,1,{SLOTS}] q({logits_step}, 0) = ADD(%s, %r)
       %p: int16[1,1,{SLOTS}] q(0.000030517578125, 0) = {softmax}(%a) {options}
       {also}
-      return %p
+      return {returns}
     }}""")
 
 
@@ -111,6 +113,24 @@ def test_layers_with_the_same_scores_share_a_wider_mask() -> None:
     assert [operator.name for operator in model.operators()].count("MUL") == 1
 
 
+def test_masks_that_differ_have_names_that_differ() -> None:
+    near = f"""
+      %s2: int16[1,1,{SLOTS}] q({400.001 / 32767}, 0) = BATCH_MATMUL(%q, %k) {{adj_y: true}}
+      %a2: int16[1,1,{SLOTS}] q({500 / 32767}, 0) = ADD(%s2, %r)
+      %p2: int16[1,1,{SLOTS}] q(0.000030517578125, 0) = SOFTMAX(%a2) {{beta: 1}}"""
+    model = decoder(400, also=near)
+    widen_masks(model)
+    names = [tensor.name for tensor in model.tensors()]
+    assert len({*names}) == len(names)
+
+
+def test_a_wider_mask_has_as_many_keys_as_the_given_one_where_their_number_is_open() -> None:
+    model = decoder(400, mask=f"[1,1,?] q({MASK_STEP}, 0)")
+    widen_masks(model)
+    (wide,) = [operator.output for operator in model.operators() if operator.name == "MUL"]
+    assert wide.shape_signature == (1, 1, -1)
+
+
 @pytest.mark.parametrize(
     "model",
     [
@@ -118,12 +138,20 @@ def test_layers_with_the_same_scores_share_a_wider_mask() -> None:
         decoder(400, name="bias"),
         decoder(400, softmax="LOGISTIC"),
         decoder(400, also=JOINED),
+        decoder(400, returns="%p, %a"),
+        decoder(400, also=f"%n: int16[1,1,{SLOTS}] = RESHAPE(%a)"),
+        decoder(400, mask=f"[1,1,{SLOTS}]"),
+        decoder(400, mask=f"[1,1,{SLOTS}] q(0.0, 0)"),
     ],
     ids=[
         "scores no farther apart",
         "another input is added",
         "no SOFTMAX",
         "logits are joined with others, whose steps would differ",
+        "logits are an output, whose readers know the old steps",
+        "logits without a scale",
+        "a mask without a scale",
+        "a mask with a scale of 0",
     ],
 )
 def test_other_sums_stay(model: Model) -> None:

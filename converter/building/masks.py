@@ -12,6 +12,7 @@ third of the larger operand's step. A sum that is too small for the logits becom
 """
 
 from collections.abc import Container, Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -65,10 +66,14 @@ def widen_masks(model: Model) -> str:
 
 
 def _mask_operand(addition: Operator, masks: Container[Tensor]) -> int | None:
-    """The place of a mask that is added to int16 scores before a SOFTMAX."""
-    if addition.name != "ADD" or not all(map(_is_int16, addition.tensors)):
+    """The place of a mask that is added to int16 scores before a SOFTMAX, which alone reads the sum."""
+    graph = addition.subgraph
+    if graph is None or addition.name != "ADD" or not all(map(_is_int16, addition.tensors)):
         return None
-    readers = {reader.name for tensor in _moved(addition.output) for reader in tensor.consumers}
+    logits = _moved(addition.output)
+    if not all(map(_is_int16, logits)) or any(map(graph.is_output, logits)):
+        return None
+    readers = {reader.name for tensor in logits for reader in tensor.consumers}
     if "SOFTMAX" not in readers or not readers <= _MOVING | {"SOFTMAX"}:
         return None
     are_masks = [_source(operand) in masks for operand in addition.given]
@@ -76,11 +81,12 @@ def _mask_operand(addition: Operator, masks: Container[Tensor]) -> int | None:
 
 
 def _is_int16(tensor: Tensor) -> bool:
-    """True for int16 with one scale and the zero point 0."""
+    """True for int16 with one scale above 0 and the zero point 0."""
     parameters = tensor.quantization
     if tensor.dtype is not DType.INT16 or parameters is None:
         return False
-    return len(parameters.scale) == 1 and not parameters.zero_point.any()
+    is_usable = len(parameters.scale) == 1 and parameters.scale[0] > 0
+    return is_usable and not parameters.zero_point.any()
 
 
 def _end(tensor: Tensor) -> float:
@@ -90,10 +96,12 @@ def _end(tensor: Tensor) -> float:
 
 
 def _source(tensor: Tensor) -> Tensor | None:
-    """The tensor of which one is a rearrangement or a repetition; None if it is joined of several."""
+    """The tensor of which one is a rearrangement or a repetition; None if it is joined of several, or not int16."""
     sources = {tensor}
     while len(sources) == 1:
         (source,) = sources
+        if not _is_int16(source):
+            return None
         maker = source.producer
         if maker is None or maker.name not in _REPEATING or len(maker.outputs) > 1:
             return source
@@ -119,10 +127,10 @@ def _times(model: Model, tensor: Tensor, factor: float, before: Operator, made: 
         return known
     graph = before.subgraph
     assert graph is not None
-    name = f"{tensor.name}/times_{factor:.4g}"
+    name = f"{tensor.name}/times_{factor:.9g}"
     step = _end(tensor) / _CODES
     parameters = Quantization.affine(factor * step)
-    wide = graph.add_tensor(Tensor(name, tensor.shape, tensor.dtype, quantization=parameters))
+    wide = graph.add_tensor(replace(tensor, name=name, quantization=parameters))
     maker = tensor.producer
     if maker is None:
         constant = graph.add_tensor(_constant(f"{name}/constant", factor))
