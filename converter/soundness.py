@@ -98,13 +98,15 @@ _LARGER_STEPS = "quantize again with larger scales for the weights of these rows
 
 
 class _Range(NamedTuple):
-    """The real size of an integer's step (the largest, if there are several), and its largest number.
+    """The real size of an integer's step (the largest, if there are several), its largest number and its lowest.
 
-    Both are NaN, neither more nor less than any number, for a tensor that does not hold integers with scales.
+    All are NaN, neither more nor less than any number, for a tensor that does not hold integers with scales.
     """
 
     step: float = math.nan
     largest: float = math.nan
+    """Of either sign."""
+    lowest: float = math.nan
 
 
 _Problem: TypeAlias = tuple[str, str, str]  # rule, message and remedy, as in `Unsound`
@@ -292,11 +294,11 @@ def _small_mask(logits: Tensor, labels: Mapping[Tensor, str]) -> Iterator[_Probl
     if addition is None or addition.name != "ADD":
         return
     for scores, mask in (addition.inputs, addition.inputs[::-1]):
-        *_, source = _origins(mask, _MOVING)
-        least = _range(scores).largest
-        most = _range(mask).largest
-        if "mask" in labels.get(source, "") and least > most:
-            text = f"has a mask of {-most:.0f}, and scores down to {-least:.0f}: masked keys may outweigh all others"
+        origins = [*_origins(mask, _MOVING)]
+        least = _range(scores).lowest
+        most = np.fmax.reduce([_range(one).lowest for one in origins])
+        if "mask" in labels.get(origins[-1], "") and least < most:
+            text = f"has a mask of {most:.0f}, and scores down to {least:.0f}: masked keys may outweigh all others"
             yield (MASK_TOO_SMALL, text, _WIDER_MASK)
 
 
@@ -366,8 +368,9 @@ def _range(tensor: Tensor | None) -> _Range:
         return _Range()
     step = float(parameters.scale.max())
     centre = int(parameters.zero_point[0])
-    largest = step * max(abs(end - centre) for end in _ENDS[tensor.dtype])
-    return _Range(step, largest) if math.isfinite(step) and step > 0 else _Range()
+    low, high = (step * (end - centre) for end in _ENDS[tensor.dtype])
+    is_usable = math.isfinite(step) and step > 0
+    return _Range(step, max(abs(low), abs(high)), low) if is_usable else _Range()
 
 
 def _named(tensor: Tensor | None, labels: Mapping[Tensor, str]) -> str:

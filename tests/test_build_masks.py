@@ -171,6 +171,33 @@ def test_inspect_finds_a_mask_that_is_too_small() -> None:
     assert [*broken_ranges(widened)] == []
 
 
+@pytest.mark.parametrize(
+    ("zero_point", "count"), [(-125, 0), (125, 1)], ids=["from -6 to 499", "from -501 to 4"]
+)
+def test_only_negative_scores_make_a_mask_too_small(zero_point: int, count: int) -> None:
+    model = parse(f"""
+    signature decode = #0 (mask=%m, s=%s) -> (p=%p)
+    subgraph decode (%m: int8[3] q({100 / 255}, 127), %s: int8[3] q({505 / 255}, {zero_point})) {{
+      %a: int8[3] q({605 / 255}, 0) = ADD(%s, %m)
+      %p: int8[3] = SOFTMAX(%a) {{beta: 1}}
+      return %p
+    }}""")
+    assert len([*broken_ranges(model)]) == count
+
+
+def test_a_mask_in_larger_steps_subtracts_no_more() -> None:
+    model = parse(f"""
+    signature decode = #0 (mask=%m, s=%s) -> (p=%p)
+    subgraph decode (%m: int16[3] q({MASK_STEP}, 0), %s: int16[3] q({400 / 32767}, 0)) {{
+      %w: int16[3] q({1000 / 32767}, 0) = QUANTIZE(%m)
+      %a: int16[3] q({500 / 32767}, 0) = ADD(%s, %w)
+      %p: int16[3] = SOFTMAX(%a) {{beta: 1}}
+      return %p
+    }}""")
+    (found,) = broken_ranges(model)
+    assert "a mask of -100" in found.message
+
+
 @pytest.mark.parametrize(("score_end", "notes"), [(400, 1), (79, 0)])
 def test_the_stage_quantize_widens_masks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, score_end: float, notes: int
