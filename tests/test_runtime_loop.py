@@ -30,11 +30,11 @@ Arrays = dict[str, Any]
         # offset, filled length twice, length of the update
         (tensor("param_tensor", 1, 1, 7, dtype="int32"), [[[3, 5, 5, 2, 0, 0, 0]]]),
         (tensor("valid_mask", 1, 4, dtype="bool"), [[True, True, False, False]]),
-        # LiteRT-LM's number in float, and its code in int16, whatever the scale.
+        # LiteRT-LM's number in float, and its codes in int16 and int8, whatever the scale.
         (tensor("mask", 1, 1, 2, 6), [[[[0] * 4 + [-1e9] * 2, [0] * 5 + [-1e9]]]]),
         (tensor("mask", 1, 1, 1, 5, dtype="int16", scale=0.8), [[[[0] * 4 + [-32767]]]]),
         (tensor("mask", 1, 1, 1, 5, dtype="bool"), [[[[True] * 4 + [False]]]]),
-        (tensor("mask", 1, 1, 1, 5, dtype="int8", scale=1.0, zero=100), [[[[100] * 4 + [0]]]]),
+        (tensor("mask", 1, 1, 1, 5, dtype="int8", scale=1.0, zero=100), [[[[127] * 4 + [-128]]]]),
         (tensor("kv_cache_k_0", 1, 2, dtype="int8", scale=0.5, zero=-3), [[-3, -3]]),
         (tensor("kv_cache_k_0", 1, 2), [[0, 0]]),
     ],

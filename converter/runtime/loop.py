@@ -13,8 +13,9 @@ from edge_opt.runtime.protocol import Array, Arrays
 from edge_opt.runtime.tensors import SignatureInfo, TensorInfo, role_of
 
 _PARAMETERS = "param_tensor"
-# What LiteRT-LM writes into masks, whatever the scale (runtime/executor, `FillMasksInternal`).
-_MASKED_CODE = -32767  # in int16
+# What LiteRT-LM writes into masked and open entries of masks, whatever the scale (runtime/executor,
+# `FillMasksInternal`).
+_MASK_CODES = {"int8": (-128, 127), "int16": (-32767, 0)}
 _MASKED = -1e9
 
 Invoke = Callable[["Call", Arrays], Arrays]
@@ -110,15 +111,18 @@ def basic_input(
         cache = past.get(info.name, 0)
         # A shorter cache is a ring, as long as the window or longer.
         window = cache if cache < max(past.values(), default=0) else 0
-        masked = _masked(info) if role == "mask" else None
-        planned = InputPlan(role, info=info, start=start, past=cache, window=window, masked=masked)
+        planned = InputPlan(role, info=info, start=start, past=cache, window=window)
+        if role == "mask":
+            masked, opened = _entries(info)
+            planned = replace(planned, masked=masked, opened=opened)
         return array_of(planned).copy()
     empty = np.zeros(info.shape, np.float32)
     return converted(empty, replace(info, dtype="float32", scales=()), info)
 
 
-def _masked(info: TensorInfo) -> float | None:
-    """The number that LiteRT-LM writes into a mask's masked entries; None for types of other masks."""
-    if info.quantized:
-        return _MASKED_CODE * info.scales[0] if info.dtype == "int16" else None
-    return _MASKED if info.is_float else None
+def _entries(info: TensorInfo) -> tuple[float | None, float | None]:
+    """The numbers that LiteRT-LM writes into a mask's masked and open entries; None for the usual ones of its type."""
+    if info.quantized and info.dtype in _MASK_CODES:
+        masked, opened = info.reals(np.array(_MASK_CODES[info.dtype]))
+        return float(masked), float(opened)
+    return (_MASKED if info.is_float else None), None
