@@ -192,10 +192,22 @@ def test_graphs_that_were_edited_are_refused_until_the_file_is_deleted() -> None
     assert to_bytes(parse(commented)) == to_bytes(model)
     edited = text.replace("float32(0.5)", "float32(0.25)")
     with pytest.raises(
-        TextFormError, match=r"^line 7: the graphs were edited, .*: delete the line$"
+        TextFormError, match=r"^line 7: the graphs or the `file` line were edited: delete the line"
     ):
         parse(edited)
     assert parse(edited.partition("file ")[0]).subgraphs[0].operators[0].input(1).real() == 0.25
+
+
+def test_a_file_line_with_other_numbers_is_refused() -> None:
+    one, other = (
+        to_text(reading(DType.INT32, (100,), np.arange(first, first + 100, dtype=np.int32)))
+        for first in (0, 1)
+    )
+    assert graphs_text(parse(one)) == graphs_text(parse(other))
+    line, _, _ = one.rpartition(" ")
+    _, _, content = other.rpartition(" ")
+    with pytest.raises(TextFormError, match="the `file` line were edited"):
+        parse(f"{line} {content}")
 
 
 SEEDED = """\
@@ -409,13 +421,18 @@ REFUSED = {
     "signature a = #1 () -> ()\n"
     + body(result="%x"): "line 5, .*: signature 'a': there is no subgraph #1",
 }
-GRAPHS_SUM = checksum(body(result="%x"))
+
+
+def file_line(content: str) -> str:
+    return f"file {checksum(body(result='%x'), content)} '{content}'"
+
+
 FILES = {
     "file of 684064 bytes": "the graphs do not give the whole file",
-    f"file {GRAPHS_SUM} '\u0432'": "the graphs do not give the whole file",
-    f"file {GRAPHS_SUM} 'A'": "the `file` line is damaged: .*base64",
-    f"file {GRAPHS_SUM} 'AAAAAAAAAAAAAAAA'": "the `file` line is damaged: .*is not a TFLite model",
-    "file 0123456789abcdef 'AAAA'": "the graphs were edited",
+    file_line("\u0432"): "the graphs do not give the whole file",
+    file_line("A"): "the `file` line is damaged: .*base64",
+    file_line("A" * 16): "the `file` line is damaged: .*is not a TFLite model",
+    "file 0123456789abcdef 'AAAA'": "the graphs or the `file` line were edited",
 }
 
 

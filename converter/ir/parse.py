@@ -2,7 +2,8 @@
 
 The text is untrusted: all memory is bounded by its length and by `MOST_BYTES`, and every error names the line. A text
 of graphs alone gets what is usual: operator versions for the operands' types, tensors and constants in the order of the
-text, constants named by number. With a `file` line, the model is read from that, and the graphs must be its own.
+text, constants named by number. With a `file` line, the model is read from that, if its checksum tells that neither the
+graphs nor the line changed.
 """
 
 import base64
@@ -79,19 +80,20 @@ def parse(text: str) -> Model:
         raise TextFormError(f"{reading.place()}: the model is invalid: {error}") from error
 
 
-def checksum(graphs: str) -> str:
-    """A checksum of the text of graphs; spaces and comments do not count."""
+def checksum(graphs: str, content: str) -> str:
+    """A checksum of the text of graphs and of the file in base64; spaces and comments do not count."""
     found = _TOKEN.finditer(graphs)
     words = "\n".join(one[0] for one in found if one.lastgroup != "space")
-    return sha256(words.encode(errors="surrogatepass")).hexdigest()[:16]
+    text = f"{words}\n{content}"
+    return sha256(text.encode(errors="surrogatepass")).hexdigest()[:16]
 
 
 def _from_file(graphs: str, expected: str, content: str) -> Model:
-    """The model that a `file` line has, if the graphs before it have this checksum."""
+    """The model that a `file` line has, if it and the graphs before it have this checksum."""
     line = 1 + graphs.count("\n")
-    if checksum(graphs) != expected:
+    if checksum(graphs, content) != expected:
         raise TextFormError(
-            f"line {line}: the graphs were edited, but the `file` line has those before: delete the line"
+            f"line {line}: the graphs or the `file` line were edited: delete the line to read the graphs alone"
         )
     try:
         return from_tables(read_model(base64.b64decode(content, validate=True)))

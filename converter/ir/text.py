@@ -17,8 +17,8 @@ if they are not state; so is a constant that the graph returns, as `constant %na
 subgraph in this form.
 
 If the graphs alone do not give the same file, because of its order, names, metadata or the bytes of `{...}`, the last
-line is `file CHECKSUM 'BASE64'`: a checksum of the graphs, and the file. In a short text, for a large file, it is
-`file of 684064 bytes`, which `edge_opt.ir.parse` refuses.
+line is `file CHECKSUM 'BASE64'`: the file, with a checksum of it and the graphs. In a short text, for a large file, it
+is `file of 684064 bytes`, which `edge_opt.ir.parse` refuses.
 """
 
 import base64
@@ -64,7 +64,7 @@ def to_text(model: Model, *, constants: Literal["short", "full"] = "short") -> s
     if constants == "short" and size > _MOST_BYTES:
         return f"{text}file of {size} bytes\n"
     content = base64.b64encode(model_bytes(tables)).decode()
-    return f"{text}file {checksum(text)} '{content}'\n"
+    return f"{text}file {checksum(text, content)} '{content}'\n"
 
 
 def _is_whole(graphs: str, tables: Table) -> bool:
