@@ -418,6 +418,9 @@ REFUSED = {
     body(
         "%y: int8[2,1] = ABS(int8[2,1]{1, 2} q(2 scales, axis 0))"
     ): "line 2, at .*: the scales are not in the text",
+    body('%y: float32[4] = ABS(%x, "%y)'): r"line 2, at .\"%y\).: expected name",
+    body("%y: float32[4] = SOFTMAX(%x) {beta: 1, beta: 2}"): "line 2, at .*: beta is given twice",
+    "signature a = #0 (x=%x, x=%x) -> ()\n" + body(result="%x"): "line 1, at .*: x is given twice",
     "signature a = #1 () -> ()\n"
     + body(result="%x"): "line 5, .*: signature 'a': there is no subgraph #1",
 }
@@ -449,6 +452,11 @@ def test_what_is_no_model_is_refused_by_line(text: str, message: str) -> None:
     ) as caught:
         parse(text)
     assert "\n" not in str(caught.value)
+
+
+def test_a_text_of_unclosed_quotes_is_refused_at_once() -> None:
+    with pytest.raises(TextFormError):
+        parse('\\"' * 100_000 + f"\n{file_line('AAAA')}")
 
 
 def test_broken_texts_are_refused_without_a_traceback() -> None:

@@ -34,10 +34,11 @@ _DEEPEST: Final = 8  # nested values
 _PIECE: Final = 1 << 16
 _NO_SHAPE: Final = "expected a shape in front of the numbers"
 _STRING = r'"[^"\\\n]*(?:\\.[^"\\\n]*)*"'
+# An unclosed quote takes the rest of its line, so that no text is searched twice.
 _TOKEN = re.compile(
     rf"""(?P<space>(?:\s+|\#(?![0-9])[^\n]*)+)|(?P<tensor>%(?:{_STRING}|[A-Za-z0-9_./]+))"""
     r"""|(?P<number>-?(?:\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+|inf\b|nan\b))"""
-    rf"""|(?P<name>'[^'\n]*'|{_STRING}|[A-Za-z_][A-Za-z0-9_]*)|(?P<sign>->|\.\.\.|.)|(?P<end>\Z)"""
+    rf"""|(?P<name>'[^'\n]*'|{_STRING}|[A-Za-z_][A-Za-z0-9_]*)|(?P<sign>->|\.\.\.|"[^\n]*|.)|(?P<end>\Z)"""
 )
 _FILE = re.compile(r"^file ([0-9a-f]+) '([A-Za-z0-9+/=]*)'\s*\Z", re.MULTILINE)
 # Raised for values that do not fit, here and by numpy.
@@ -183,6 +184,15 @@ class _Reading:
             self._takes(",")
         return found
 
+    def _mapping(self, end: str, read: Callable[[], tuple[str, _Item]]) -> dict[str, _Item]:
+        """Items with names, like `_until`; ValueError if a name comes twice."""
+        found: dict[str, _Item] = {}
+        for name, value in self._until(end, read):
+            if name in found:
+                raise ValueError(f"{name} is given twice")
+            found[name] = value
+        return found
+
     def _name(self) -> str:
         """A plain word, or a text in single quotes, or in double quotes as in JSON."""
         text = self._next("name")
@@ -213,7 +223,7 @@ class _Reading:
         if self._takes("["):
             return self._until("]", self._value)
         if self._takes("{"):
-            return dict(self._until("}", self._entry))
+            return self._mapping("}", self._entry)
         return self._number() if self._sees("number", "true", "false") else self._name()
 
     def _entry(self) -> tuple[str, Any]:
@@ -259,7 +269,7 @@ class _Reading:
 
     def _arguments(self) -> dict[str, str]:
         self._next("(")
-        return dict(self._until(")", self._named_tensor))
+        return self._mapping(")", self._named_tensor)
 
     def _named_tensor(self) -> tuple[str, str]:
         name = self._name()
@@ -381,6 +391,8 @@ class _Reading:
         field = None if options is None else options.spec.by_name.get(name)
         if options is None or field is None:
             raise ValueError(f"{name} is not an option")
+        if name in options.fields:
+            raise ValueError(f"{name} is given twice")
         if name == "composite_attributes" and isinstance(value, str):
             raise ValueError(f"the attributes are not in the text, only {value}")
         if name == "composite_attributes" and isinstance(value, dict):
