@@ -97,3 +97,16 @@ def test_an_adapter_that_peft_cannot_read_is_refused(folders: tuple[Path, Path])
     (tuned / "adapter_model.safetensors").write_bytes(b"half")
     with pytest.raises(UsageError, match=r"tuned cannot be merged with .*base: "):
         merged(base, tuned)
+
+
+def test_an_adapter_of_the_head_alone_is_refused_if_the_embedding_shares_it(tmp_path: Path) -> None:
+    transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
+    base, tuned = tmp_path / "base", tmp_path / "tuned"
+    model = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**SIZES, tie_word_embeddings=True)
+    )
+    model.save_pretrained(base)
+    settings = peft.LoraConfig(r=RANK, target_modules=["lm_head"], init_lora_weights=False)
+    peft.get_peft_model(model, settings).save_pretrained(tuned, save_embedding_layers=False)
+    with pytest.raises(UsageError, match=r"its logits would change by .* that the logits share"):
+        merged(base, tuned)

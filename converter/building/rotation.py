@@ -80,15 +80,11 @@ def rotate_stream(
     obstacle = _obstacle(weights)
     if obstacle:
         return _left(obstacle)
-    before, largest = _run(weights.model)
+    before, largest = run_once(weights.model)
     _write_rotated(weights, weights.prepare_copy(source, output, weights.names, untie=True))
-    after, smaller = _run(load(output).model)
-    change = float((after - before).abs().max())
-    logit = float(before.abs().max())
-    reason = ""
-    if not change <= _SAME * logit:  # NaN, too
-        reason = f"its logits would change by {change:.2g}, where the largest is {logit:.2g}"
-    elif not 0 < smaller * least_gain <= largest:
+    after, smaller = run_once(load(output).model)
+    reason = change_of(before, after)
+    if not reason and not 0 < smaller * least_gain <= largest:
         reason = f"its largest number would change from {largest:,.1f} to {smaller:,.1f}"
     if reason:
         shutil.rmtree(output)
@@ -182,11 +178,20 @@ def _write_rotated(weights: Streamed, places: Mapping[str, Stored]) -> None:
                 place.codes("r+")[first : first + len(rows)] = turned
 
 
-def _run(model: Any) -> tuple[Any, float]:
+def change_of(before: Any, after: Any) -> str:
+    """How far logits are from those before; empty if no farther than float32 rounding."""
+    change = float((after - before).abs().max())
+    logit = float(before.abs().max())
+    if change <= _SAME * logit:  # not NaN
+        return ""
+    return f"its logits would change by {change:.2g}, where the largest is {logit:.2g}"
+
+
+def run_once(model: Any) -> tuple[Any, float]:
     """Logits for tokens from across the vocabulary, and the residual stream's largest number between layers."""
     import torch
 
-    ids = torch.linspace(0, model.config.vocab_size - 1, _TOKENS).long()[None]
+    ids = torch.linspace(0, model.config.get_text_config().vocab_size - 1, _TOKENS).long()[None]
     with torch.no_grad():
         answer = model(ids, output_hidden_states=True)
     # The last state is after the final norm.
