@@ -483,6 +483,16 @@ SKIPPED = {
                 "%o: float32[1,4,6,5] = RESHAPE(%o5, int32{1, 4, 6, 5})"),
         "heads", "expected 4, found 2",
     ),
+    "two maps for each head, as in differential attention": (
+        changed(PLAIN, "%q: float32[1,4, -> %q: float32[1,8,", "%k: float32[1,4, -> %k: float32[1,8,",
+                "float32[1,4,6,8] -> float32[1,8,6,8]", "BATCH_MATMUL(%p, %v) -> BATCH_MATMUL(%w, %v)",
+                "  %o: ->   %pairs: float32[1,4,2,6,8] = RESHAPE(%p, int32{1, 4, 2, 6, 8})\n"
+                "  %a: float32[1,4,1,6,8] = SLICE(%pairs, int32{0, 0, 0, 0, 0}, int32{1, 4, 1, 6, 8})\n"
+                "  %b: float32[1,4,1,6,8] = SLICE(%pairs, int32{0, 0, 1, 0, 0}, int32{1, 4, 1, 6, 8})\n"
+                "  %d: float32[1,4,1,6,8] = SUB(%a, %b)\n"
+                "  %w: float32[1,4,6,8] = RESHAPE(%d, int32{1, 4, 6, 8})\n  %o:"),
+        "heads", "more matrices than the value product",
+    ),
     "constant keys with a scale for each head": (
         changed(PLAIN, "%k: float32[1,4,8,5], -> ", "(%q, %k) {adj_y: true} -> (%q, int8[1,4,5,8]{splat 2} q(["
                 + ", ".join(["0.5"] * 4) + "], [" + ", ".join("0" * 4) + "], axis 1))"),
@@ -609,6 +619,13 @@ FOUND = {
         softmax="""  %p: float32[1,4,6,8] = RELU(%l)
   %n: float32[1,4,6,1] = SUM(%p, int32{3}) {keep_dims: true}""",
         values="  %z: float32[1,4,6,5] = BATCH_MATMUL(%p, %v)\n  %o: float32[1,4,6,5] = DIV(%z, %n)",
+    ),
+    "scores of relative rows, in a product with a matrix for each row of an image": attention_text(
+        scores="""  %m: float32[1,4,6,8] = BATCH_MATMUL(%q, %k) {adj_y: true}
+  %image: float32[4,3,2,5] = RESHAPE(%q, int32{4, 3, 2, 5})
+  %places: float32[4,3,2,8] = BATCH_MATMUL(%image, float32[3,5,8]{splat 0.1})
+  %n: float32[1,4,6,8] = RESHAPE(%places, int32{1, 4, 6, 8})
+  %l: float32[1,4,6,8] = ADD(%m, %n)""",
     ),
     "a latent that all heads read": LATENT,
     **{f"heads outside the batch, {way}": HEADS_OUTSIDE.replace("TAIL", tail) for way, tail in TAILS.items()},

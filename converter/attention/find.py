@@ -6,6 +6,7 @@ head label to the products of queries and keys (`labels`). Each pair of products
 with the reason why not. The head axis is explained in docs/head-axis.md.
 """
 
+import math
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 from edge_opt.attention import factors as fx
@@ -155,6 +156,9 @@ def _block(search: HeadSearch) -> Block:
     operand = search.values[product]
     head_size = result.shape[-1 - operand]
     piece = fx.piece_shape(trace.products.get(product, fx.plain(result.shape)), keep=True)
+    if math.prod(softmax.outputs[0].shape[:-2]) > merged.pieces * math.prod(piece[:-2]):
+        text = "the probabilities have more matrices than the value product"
+        raise RefusedError(Why.HEADS, text, softmax)
     rows = result.elements // head_size  # of all heads, N * B * T
     scores = trace.logits or search.scores
     return Block(
