@@ -77,6 +77,18 @@ def test_every_head_has_a_norm_and_a_body_of_its_own(snapshot: SnapshotAssertion
         assert composite.option("composite_attributes").tolist() == [0, 0, 1]
 
 
+@pytest.mark.parametrize(("attributes", "cut"), [
+    ("{epsilon: 0.5, axis: -1, kind: 'q', on: true, num_groups: 1}", "f"),
+    ("{num_heads: 2}", "n"), ("{shape: [1, 2, 3, 4]}", "n"), ("[1, 2]", "n"),
+])  # fmt: skip
+def test_a_composite_with_an_attribute_that_may_count_heads_is_cut_behind_it(
+    attributes: str, cut: str
+) -> None:
+    """A compiler that reads `num_heads` instead of the body would take the one head for two."""
+    model = split_above(NORMED.replace("[0, 0, 1]", attributes))
+    assert cut_at(model) == {cut}
+
+
 def test_weights_that_differ_between_heads_are_cut_with_them() -> None:
     weights = "float32[1,2,1,4]{1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0}"
     text = NORMED.replace("float32{1.0, 2.0, 3.0, 4.0}", weights)

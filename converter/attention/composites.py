@@ -4,6 +4,7 @@ The head axis is explained in docs/head-axis.md.
 """
 
 from dataclasses import replace
+from typing import Any
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.assembly import Assembly
@@ -12,7 +13,7 @@ from edge_opt.attention.labelled import Factors, Labelled, OneHead, Rule
 from edge_opt.attention.labels import OperandFactors
 from edge_opt.base.words import name_below
 from edge_opt.ir import Constants, Model, Subgraph, Tensor
-from edge_opt.ir.composites import BODY, body_of, checked_body
+from edge_opt.ir.composites import BODY, body_of, checked_body, composites
 from edge_opt.ir.refusal import RefusedError, Why
 from edge_opt.ir.walk import backward_slice, needed_for, repeated
 
@@ -22,8 +23,9 @@ class Composite(Rule):
 
     The label must lead to the body's inputs and lie in each tensor in one way: a mean over H does not affect a label on
     N, but a mean over N needs that axis whole. Constants must be the same for all heads, so that composites are equal.
-    Each keeps its axes (the heads' at size 1), since attributes may count them, and has its own body: LiteRT's compiler
-    plugins count one body per composite, and if composites share a body they compile as many other subgraphs by mistake
+    Each keeps its axes (the heads' at size 1) and its attributes, which some compilers read instead of the body: none
+    may be a count, such as the `num_heads` of `odml.qkv_norm_rope`. Each has its own body: LiteRT's compiler plugins
+    count one body per composite, and if composites share a body they compile as many other subgraphs by mistake
     (litert/compiler/plugin/compiler_plugin.cc, PartitionModel).
     """
 
@@ -35,6 +37,10 @@ class Composite(Rule):
         body = checked_body(self._model, of.operator)
         if len(body.outputs) != 1:
             raise RefusedError(Why.OPERATOR, "the composite has several results", of.operator)
+        (found,) = composites([of.operator])
+        if _may_count(found.attributes):
+            text = "an attribute of the composite may count heads"
+            raise RefusedError(Why.OPERATOR, text, of.operator)
         labels: dict[Tensor, Factored] = {}
         for inner in self._inner.upwards([Labelled(body.outputs[0], of.factored)]):
             own = fx.canonical(inner.factored)
@@ -69,6 +75,17 @@ class Composite(Rule):
         self._model.subgraphs.append(_Body(self._model, self._inner, one, name).graph())
         read = {index: one.piece(index) for index in one.operands}
         return one.clone(read, one.of.full_shape, **{BODY: place})
+
+
+def _may_count(attributes: Any) -> bool:
+    """True if attributes hold a whole number of 2 or more, or if they cannot be read."""
+    if isinstance(attributes, dict):
+        return any(map(_may_count, attributes.values()))
+    if isinstance(attributes, list):
+        return any(map(_may_count, attributes))
+    if isinstance(attributes, str):
+        return attributes.startswith("<")
+    return type(attributes) is int and attributes > 1
 
 
 class _Body:
