@@ -244,6 +244,20 @@ def test_what_would_mix_heads_is_refused(example: Example, why: str, named: str)
     assert named in str(refused)
 
 
+@pytest.mark.parametrize("line", [
+    "RESHAPE(%x, int32{3, 4})", "TRANSPOSE(%x, int32{0, 1})", "CONCATENATION(%x) {axis: 0}", "TILE(%x, int32{1, 1})",
+])  # fmt: skip
+@pytest.mark.parametrize("scale", ["", " q(0.5, 0)"])
+def test_an_operator_that_gives_the_same_integers_another_scale_is_not_dropped(
+    line: str, scale: str
+) -> None:
+    example = E("x int8 3,4", f"%y: int8[3,4]{scale} = {line}", "3@1, 4")
+    (operator,) = example.model().subgraphs[0].operators
+    refused = OperandFactors().refusal(Labelled(operator.outputs[0], example.factored()))
+    assert (refused is not None) == bool(scale)
+    assert refused is None or "another scale" in str(refused)
+
+
 @st.composite
 def labelled_shapes(draw: st.DrawFn) -> tuple[Factored, int]:
     """A factored shape and the number of heads; the heads' digits stand anywhere, in any order."""

@@ -16,8 +16,13 @@ from edge_opt.attention.factors import Factored
 from edge_opt.attention.labelled import Labelled, OneHead, Operands, Rule, reads_each_scale
 from edge_opt.attention.rules import RULES, is_product
 from edge_opt.ir import Operator, Tensor
+from edge_opt.ir.dtypes import same_quantization
+from edge_opt.ir.operators import Effect, operators_that
 from edge_opt.ir.refusal import RefusedError, Why
 from edge_opt.ir.walk import walked
+
+_DROPPED = operators_that(Effect.REARRANGING, Effect.JOINING, Effect.REPEATING)
+"""Operators that one head may not need."""
 
 DEEPEST = 60
 """Maximum number of operators followed in one direction; real blocks have under thirty."""
@@ -91,6 +96,9 @@ class OperandFactors:
                     operator,
                     operand.tensor,
                 )
+            if operator.name in _DROPPED and _has_other_scale(operand.tensor, of.tensor):
+                text = "the operator gives the same integers another scale"
+                raise RefusedError(Why.QUANTIZATION, text, operator, operand.tensor)
             operands[index] = operand
         return operands
 
@@ -126,6 +134,14 @@ class OperandFactors:
             return () if of in known or self.is_end(of, stop) else self.above(of).values()
 
         return walked(starts, above)
+
+
+def _has_other_scale(one: Tensor, other: Tensor) -> bool:
+    """True if tensors with one scale each hold the same real number as different integers."""
+    both = (one.quantization, other.quantization)
+    if any(own is not None and own.is_per_axis for own in both):
+        return False
+    return not same_quantization(*both)
 
 
 @dataclass(slots=True)
