@@ -250,7 +250,8 @@ def test_the_console_has_stages_warnings_estimates_and_quality(
     assert [line.split()[0] for line in lines] == [*ALL, "evaluate", "emulate"]
     assert "5.00 MiB of memory" in lines[1]
     warning, file, times, quality, then = done.out.splitlines()
-    assert warning.startswith("Warning: Perplexity is 2.00 times the checkpoint's, more than 1.05")
+    assert warning.startswith("Warning: Perplexity is 2.000 +- 0.")
+    assert "times the checkpoint's, more than 1.05" in warning
     assert file.startswith(f"{place.output} (")
     assert times.startswith("prefill_4 2.000 -> 1.000 ms, as the compiler estimates")
     assert "2.000 times the checkpoint's on 2 tokens, mean KL 0.2000 in the NPU's emu" in quality

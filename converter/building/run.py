@@ -419,9 +419,10 @@ def _evaluated(
     report = runner.add(scoring[EVALUATE].result())
     found = replace(from_dict(Evaluation, report.values), note=note)
     if not found.within(WORST_RATIO):
+        bundle = found.models[-1]
         result.warnings.append(
-            f"Perplexity is {found.models[-1].ratio:.2f} times the checkpoint's, more than {WORST_RATIO}: check "
-            f"answers before releasing the bundle; changed settings may be the cause"
+            f"Perplexity is {bundle.ratio:.3f} +- {bundle.ratio_error:.3f} times the checkpoint's, more than "
+            f"{WORST_RATIO}: check answers before releasing the bundle; changed settings may be the cause"
         )
     if EMULATE not in scoring:
         return found
