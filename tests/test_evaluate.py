@@ -287,6 +287,10 @@ def test_a_bundle_scores_the_second_part_after_the_first(monkeypatch: pytest.Mon
         [-3.0, -4.0],
     )
     assert read[1:] == ["one three", "one three", "one three two"]
+    with monkeypatch.context() as patch:
+        patch.setattr(litert_lm, "_MOST_SECONDS", 0)
+        with pytest.raises(StageFailedError, match="m did not run: scoring 2 tokens after 2 took"):
+            litert_lm.score_text("m", ("one three", " two four"))
     engine.tokenize = lambda text: [len(word) for word in re.split(r"[ -]", text.strip())]
     said = litert_lm.score_text("m", ("one", " two-four"))
     assert said is not None

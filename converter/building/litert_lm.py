@@ -1,6 +1,7 @@
 """Scores text with a bundle in LiteRT-LM's executor for NPUs, on CPU kernels. The only module that knows LiteRT-LM."""
 
 import tempfile
+import time
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -12,6 +13,8 @@ from edge_opt.building.stages import StageFailedError
 from edge_opt.ir import DType, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.opening import Opened
 from edge_opt.npu.scoring import Text
+
+_MOST_SECONDS = 600  # that LiteRT-LM lets a session score one text
 
 
 @lru_cache(maxsize=1)
@@ -44,9 +47,15 @@ def score_text(bundle: str, halves: Halves) -> Scored | None:
         before, scored = (tuple(engine.tokenize(text)) for text in halves)
         if 1 + len(before) + len(scored) >= room:
             return None
+        began = time.monotonic()
         try:
             likelihoods = _likelihoods(engine, halves)
-        except RuntimeError:  # LiteRT-LM 0.19 scores no more than one token in a session
+        except RuntimeError as error:  # LiteRT-LM 0.19 scores no more than one token in a session
+            if time.monotonic() - began >= _MOST_SECONDS:
+                raise TimeoutError(
+                    f"scoring {len(scored)} tokens after {len(before)} took ten minutes, LiteRT-LM's limit: end other "
+                    f"programs and run the same command again, or give shorter held-out texts"
+                ) from error
             likelihoods = _one_by_one(engine, halves, before, scored)
         if engine.bos_token_id is not None:
             before = (engine.bos_token_id, *before)
