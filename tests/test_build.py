@@ -596,7 +596,7 @@ def test_every_fifth_prompt_is_held_out_of_the_calibration_to_evaluate_with(plac
     found = result.evaluation
     assert [model.source for model in found.models] == ["checkpoint", "converted", "converted"]
     assert [model.perplexity for model in found.models[:2]] == pytest.approx([2, 4])
-    assert [warning[:26] for warning in result.warnings] == ["Perplexity is 2.00 times t"]
+    assert [warning[:26] for warning in result.warnings] == ["Perplexity is 2.000 +- 0.0"]
     assert found.note.endswith("3 of 12 prompts, every fifth")
     _, again = place.build()
     ended = [(stage.name, stage.made_now) for stage in again.stages][-3:]
