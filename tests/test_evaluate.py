@@ -287,10 +287,6 @@ def test_a_bundle_scores_the_second_part_after_the_first(monkeypatch: pytest.Mon
         [-3.0, -4.0],
     )
     assert read[1:] == ["one three", "one three", "one three two"]
-    with monkeypatch.context() as patch:
-        patch.setattr(litert_lm, "_MOST_SECONDS", 0)
-        with pytest.raises(StageFailedError, match="m did not run: scoring 2 tokens after 2 took"):
-            litert_lm.score_text("m", ("one three", " two four"))
     engine.tokenize = lambda text: [len(word) for word in re.split(r"[ -]", text.strip())]
     said = litert_lm.score_text("m", ("one", " two-four"))
     assert said is not None
@@ -298,6 +294,34 @@ def test_a_bundle_scores_the_second_part_after_the_first(monkeypatch: pytest.Mon
     assert litert_lm.score_text("m", ("one three", " two four five")) is None
     with pytest.raises(StageFailedError, match=r"m\.litertlm did not run: 'int' object"):
         litert_lm.score_text("m.litertlm", ("one", 2))
+
+
+def test_a_text_that_takes_too_long_is_scored_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def scored(texts: list[str]) -> SimpleNamespace:
+        asked.append(texts[0])
+        words = texts[0].split()
+        if len(words) > 2:
+            raise RuntimeError("DEADLINE_EXCEEDED")
+        return SimpleNamespace(token_scores=[[-float(len(one)) for one in words]])
+
+    session = SimpleNamespace(run_prefill=asked.extend, run_text_scoring=scored)
+    engine = SimpleNamespace(
+        tokenize=lambda text: [len(word) for word in text.split()],
+        bos_token_id=None,
+        create_session=lambda **_: nullcontext(session),
+    )
+    monkeypatch.setattr(litert_lm, "_loaded", lambda _: (engine, 9))
+    monkeypatch.setattr(litert_lm, "_MOST_SECONDS", 0)
+    monkeypatch.setattr(litert_lm, "_PIECE", 2)
+    said = litert_lm.score_text("m", ("one", " two four three"))
+    assert said is not None
+    assert said.likelihoods == [-3.0, -4.0, -5.0]
+    assert asked[2:] == ["one", " two four", "one two four", " three"]
+    monkeypatch.setattr(litert_lm, "_PIECE", 3)
+    with pytest.raises(StageFailedError, match="m did not run: scoring a text took ten minutes"):
+        litert_lm.score_text("m", ("one", " two four three"))
 
 
 def test_a_checkpoint_refuses_the_tokens_of_another_vocabulary() -> None:

@@ -15,6 +15,7 @@ from edge_opt.ir.opening import Opened
 from edge_opt.npu.scoring import Text
 
 _MOST_SECONDS = 600  # that LiteRT-LM lets a session score one text
+_PIECE = 32  # tokens of a text for which these seconds are not enough
 
 
 @lru_cache(maxsize=1)
@@ -47,16 +48,12 @@ def score_text(bundle: str, halves: Halves) -> Scored | None:
         before, scored = (tuple(engine.tokenize(text)) for text in halves)
         if 1 + len(before) + len(scored) >= room:
             return None
-        began = time.monotonic()
         try:
             likelihoods = _likelihoods(engine, halves)
-        except RuntimeError as error:  # LiteRT-LM 0.19 scores no more than one token in a session
-            if time.monotonic() - began >= _MOST_SECONDS:
-                raise TimeoutError(
-                    f"scoring {len(scored)} tokens after {len(before)} took ten minutes, LiteRT-LM's limit: end other "
-                    f"programs and run the same command again, or give shorter held-out texts"
-                ) from error
-            likelihoods = _one_by_one(engine, halves, before, scored)
+        except TimeoutError:
+            likelihoods = _in_pieces(engine, halves, before, scored, _PIECE)
+        except RuntimeError:  # LiteRT-LM 0.19 scores no more than one token in a session
+            likelihoods = _in_pieces(engine, halves, before, scored, 1)
         if engine.bos_token_id is not None:
             before = (engine.bos_token_id, *before)
     except Exception as error:  # LiteRT-LM's
@@ -65,16 +62,24 @@ def score_text(bundle: str, halves: Halves) -> Scored | None:
 
 
 def _likelihoods(engine: Any, halves: Halves) -> list[float | None]:
-    """The log-likelihoods of the second half's tokens, in one session."""
-    with engine.create_session(apply_prompt_template=False) as session:
-        session.run_prefill([halves[0]])
-        return [*session.run_text_scoring([halves[1]]).token_scores[0]]
+    """The log-likelihoods of the second half's tokens, in one session; TimeoutError if LiteRT-LM gives up on it."""
+    began = time.monotonic()
+    try:
+        with engine.create_session(apply_prompt_template=False) as session:
+            session.run_prefill([halves[0]])
+            return [*session.run_text_scoring([halves[1]]).token_scores[0]]
+    except RuntimeError as error:
+        if time.monotonic() - began < _MOST_SECONDS:
+            raise
+        raise TimeoutError(
+            "scoring a text took ten minutes, LiteRT-LM's limit: end other programs and run the same command again"
+        ) from error
 
 
-def _one_by_one(
-    engine: Any, halves: Halves, before: Sequence[int], scored: Sequence[int]
+def _in_pieces(
+    engine: Any, halves: Halves, before: Sequence[int], scored: Sequence[int], length: int
 ) -> list[float | None]:
-    """Score each token in a session of its own; None where the text cannot be cut around it without changing tokens."""
+    """Score pieces of so many tokens, each in its own session; a piece is None if cutting it out changes tokens."""
     read, text = halves
     whole = [*before, *scored]
     ends: dict[int, int] = {}
@@ -83,13 +88,14 @@ def _one_by_one(
         if tokens == whole[: len(tokens)]:
             ends.setdefault(len(tokens) - len(before), end)
     found: list[float | None] = []
-    for place, token in enumerate(scored):
+    for place in range(0, len(scored), length):
+        piece = scored[place : place + length]
         start = ends.get(place)
-        alone = text[start : ends.get(place + 1)]
-        if start is not None and engine.tokenize(alone) == [token]:
+        alone = text[start : ends.get(place + len(piece))]
+        if start is not None and engine.tokenize(alone) == [*piece]:
             found += _likelihoods(engine, (read + text[:start], alone))
         else:
-            found.append(None)
+            found += [None] * len(piece)
     return found
 
 
