@@ -32,8 +32,9 @@ _LARGEST_HEADER: Final = 16 << 20
 # Bundles have a dozen sections with a few items each; in a damaged file, lists may share their bytes.
 _MOST_ITEMS: Final = 4096
 
-# litert-lm-builder writes these; litert-torch takes any other for a component, and its value for a file.
-_PLAIN_KEYS: Final = frozenset({"creation_timestamp", "uuid"})
+# litert-lm-builder writes these. litert-torch takes any key for a component, and its value for a file, but has none of
+# these names.
+_PLAIN_KEYS: Final = frozenset({"Authors", "creation_timestamp", "uuid"})
 
 _TYPES: Final = ENUMS["AnySectionDataType"]
 

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,10 @@ def test_no_command_opens_a_file_that_a_model_names(hostile: Path, tmp_path: Pat
     assert told.exists(), "the hook works"
 
 
-def test_stages_get_bundles_that_name_nothing(hostile: Path, monkeypatch: Patch) -> None:
+def test_stages_get_bundles_that_name_nothing(
+    hostile: Path, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     seen: list[Job] = []
 
     def run(job: Job, _: object) -> dict[str, Any]:
@@ -115,7 +119,8 @@ def test_stages_get_bundles_that_name_nothing(hostile: Path, monkeypatch: Patch)
     assert before.content(0).read(0, 9999) == after.content(0).read(0, 9999)
     assert asdict(job)["stage"] == "calibrate"
     plain = hostile.with_name("plain.litertlm")
-    plain.write_bytes(bundle([model_part("prefill_decode", DEMO.read_bytes())]))
+    known = {"Authors": "The ODML Authors", "uuid": "1"}
+    plain.write_bytes(bundle([model_part("prefill_decode", DEMO.read_bytes())], known))
     assert closed(plain) == plain, "nothing is copied without need"
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Container, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import count
 
 from edge_opt.attention.around import products_around
 from edge_opt.attention.block import AS_FOUND, FORMS, Block, Form, Match, NotABlock, row_tiles
@@ -70,6 +71,7 @@ def left_over(
     if Status.CONVERTED not in statuses or statuses & {Status.SKIPPED, Status.REVERTED}:
         return
     settled = {site.anchor for site in sites if site.status is Status.SETTLED}
+    index = count(len(sites))
     for match in find_blocks(context.subgraph):
         if match.softmax not in before or match.softmax in settled or not _has_several(match):
             continue
@@ -79,7 +81,7 @@ def left_over(
         yield Verdict(
             pass_name=sites[0].pass_name,
             signature=context.signature,
-            index=len(sites),
+            index=next(index),
             operator=match.softmax.outputs[0].name,
             status=Status.SKIPPED,
             reason=refusal.reason.text,
