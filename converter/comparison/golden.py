@@ -10,7 +10,7 @@ import json
 import os
 import zipfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -21,6 +21,7 @@ import numpy as np
 from edge_opt.base.atomic import AnyPath, path_of, resolve_target, write_whole
 from edge_opt.base.errors import EdgeOptError, UsageError, match_names
 from edge_opt.base.record import from_dict
+from edge_opt.comparison.call_order import Turn, orders
 from edge_opt.comparison.findings import (
     ComparisonReport,
     OutputComparison,
@@ -29,7 +30,6 @@ from edge_opt.comparison.findings import (
     name_of,
 )
 from edge_opt.comparison.pairing import Pair, Session, checked_numbers, sessions
-from edge_opt.comparison.sessions import orders
 from edge_opt.ir import load
 from edge_opt.ir.opening import ModelLike, Opened
 from edge_opt.runtime import noise
@@ -200,6 +200,8 @@ def record(
 
 _Recorded = tuple[_Output, Array]
 """An output as recorded: its figures, and a sample of it."""
+_Outputs = Mapping[str, _Recorded]
+"""The outputs of one call, by name."""
 
 
 def check(model: ModelLike, path: AnyPath) -> ComparisonReport:
@@ -219,35 +221,43 @@ def check(model: ModelLike, path: AnyPath) -> ComparisonReport:
         described = describe(load(file))
         pairs = {name: _pair(one, described.get(name), names) for name, one in known.items()}
         for order in orders(golden.signatures):
-            runnable = {name: pairs[name] for name, _ in order if not pairs[name].reason}
+            recorded = _recorded_calls(order, known, kept)
+            runnable = {name: pairs[name] for name in recorded if not pairs[name].reason}
             session = Session(runnable, [turn for turn in order if turn.name in runnable])
             remarks += session.remarks()
-            recorded: dict[str, list[dict[str, _Recorded]]] = {}
-            for name, count in Counter(turn.name for turn in order).items():
-                infos = known[name].outputs
-                recorded[name] = [_by_name(infos, kept) for _ in range(count)]
+            for name in recorded:
                 remarks += (f"{name}/{text}" for text in integer_remarks(known[name]))
             calls = session.calls(golden.seed)
             remarks += dict.fromkeys(_misfits(calls))
             results = worker.run_calls(file, calls[1])
-            for name, kept_calls in recorded.items():
-                pair = pairs[name]
+            for name, recordings in recorded.items():
                 # A signature that cannot be run has no results, and no outputs to compare.
-                runs = list(zip(kept_calls, session.of(name, results), strict=False))
-                ordinary = session.ordinary(name)
-                outputs = [_output(golden, name, infos, runs, ordinary) for infos in pair.outputs]
-                compared[name] = SignatureComparison(
-                    name, (*outputs, *pair.alone), pair.reason or pair.differs
-                )
+                runs = list(zip(recordings, session.of(name, results), strict=False))
+                compared[name] = _compared(golden, pairs[name], runs, session.ordinary(name))
     report = ComparisonReport(*names, "cpu", golden.seed, golden.atol, golden.rtol)
     return replace(
         report, signatures=tuple(compared[name] for name in known), remarks=tuple(remarks)
     )
 
 
-def _by_name(infos: Sequence[TensorInfo], values: Iterator[_Recorded]) -> dict[str, _Recorded]:
-    """The next values, one for each tensor."""
-    return {info.name: next(values) for info in infos}
+def _recorded_calls(
+    order: Iterable[Turn], known: Mapping[str, SignatureInfo], kept: Iterator[_Recorded]
+) -> dict[str, list[_Outputs]]:
+    """The outputs of each call in a session, by signature, taken from those that are left of the file's."""
+    found: dict[str, list[_Outputs]] = {}
+    for name, count in Counter(turn.name for turn in order).items():
+        infos = known[name].outputs
+        found[name] = [{info.name: next(kept) for info in infos} for _ in range(count)]
+    return found
+
+
+def _compared(
+    golden: _Golden, pair: Pair, runs: Sequence[tuple[_Outputs, Arrays]], ordinary: int
+) -> SignatureComparison:
+    """Compare the outputs of a signature over all calls, the first of which are `ordinary`."""
+    name = pair.signature.name
+    outputs = [_output(golden, name, infos, runs, ordinary) for infos in pair.outputs]
+    return SignatureComparison(name, (*outputs, *pair.alone), pair.reason or pair.differs)
 
 
 def _pair(recorded: SignatureInfo, now: SignatureInfo | None, names: Sequence[str]) -> Pair:
@@ -281,7 +291,7 @@ def _output(
     golden: _Golden,
     signature: str,
     infos: tuple[TensorInfo, TensorInfo],
-    runs: Sequence[tuple[Mapping[str, _Recorded], Arrays]],
+    runs: Sequence[tuple[_Outputs, Arrays]],
     ordinary: int,
 ) -> OutputComparison:
     """Compare one output with its recording and its sample, over all calls, the first of which are `ordinary`."""
@@ -292,7 +302,7 @@ def _output(
     differs = False
     for call, (recorded, values) in enumerate(runs):
         if differs and call == ordinary:
-            break
+            break  # further inputs tell nothing new
         array = values[now.name]
         expected, kept = recorded[before.name]
         actual = _Output.of(array, now)
@@ -309,9 +319,10 @@ def _output(
     output = measured(before, now, sampled, Tolerance(atol=golden.atol, rtol=golden.rtol))
     if not differs:
         return replace(output, elements=elements)
-    if output.elements == elements:
-        if output.bitwise:
-            raise _damaged(before)
+    is_whole = output.elements == elements
+    if is_whole and output.bitwise:
+        raise _damaged(before)  # every element is the recorded one, and the checksum is not
+    if is_whole:
         return output
     if golden.atol == golden.rtol == 0:
         reason = "elements beyond the sample differ"

@@ -12,6 +12,7 @@ from typing import Any
 
 from edge_opt.base.errors import UsageError, match_names, unknown
 from edge_opt.base.words import Progress, many, no_progress
+from edge_opt.comparison.call_order import Turn, orders
 from edge_opt.comparison.findings import (
     ComparisonReport,
     OutputComparison,
@@ -19,7 +20,6 @@ from edge_opt.comparison.findings import (
     measured,
     requantized,
 )
-from edge_opt.comparison.sessions import Turn, orders
 from edge_opt.ir import Model, load
 from edge_opt.ir.opening import ModelLike, Opened
 from edge_opt.runtime.description import describe
