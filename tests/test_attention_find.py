@@ -728,6 +728,37 @@ def test_a_product_that_mixes_heads_of_one_token_is_not_taken_for_queries_and_ke
     assert "BATCH_MATMUL" in site.reason
 
 
+def joined_outermost(weights: tuple[int, int, int]) -> str:
+    """Three projections joined on the outermost axis; those of the values have weights of these seeds."""
+    constants: list[str] = []
+    lines: list[str] = []
+    for name, seeds in (("q", (10, 11, 12)), ("k", (20, 21, 22)), ("v", weights)):
+        constants += [f"  constant %w{seed} = float32[5,8]{{seed {seed}}}" for seed in {*seeds}]
+        for place, seed in enumerate(seeds):
+            product = f"FULLY_CONNECTED(%x, %w{seed}, none) {{keep_num_dims: true}}"
+            lines.append(f"  %{name}{place}: float32[1,4,5] = {product}")
+        joined = f"PACK(%{name}0, %{name}1, %{name}2) {{axis: 0, values_count: 3}}"
+        lines.append(f"  %{name}: float32[3,1,4,5] = {joined}")
+    head = "\n".join(constants + lines)
+    return f"""
+subgraph main (%x: float32[1,4,8]) {{
+{head}
+  %l: float32[3,1,4,4] = BATCH_MATMUL(%q, %k) {{adj_y: true}}
+  %p: float32[3,1,4,4] = SOFTMAX(%l) {{beta: 1.0}}
+  %o: float32[3,1,4,5] = BATCH_MATMUL(%p, %v)
+  return %o
+}}"""
+
+
+def test_projections_joined_on_the_outermost_axis_are_heads_if_each_has_weights_of_its_own() -> (
+    None
+):
+    (site,) = sites_of(joined_outermost((1, 2, 3)), require_all=True)
+    assert (site.status, site.heads, site.kv_heads) == ("converted", 3, 3)
+    (batch,) = sites_of(joined_outermost((1, 1, 1)))
+    assert (batch.status, batch.heads) == ("nothing to do", 1)
+
+
 @pytest.mark.parametrize("text", [IN_A_COMPOSITE, IN_A_COMPOSITE_OF_A_COMPOSITE])
 def test_composites_with_attention_are_opened_however_deep(text: str) -> None:
     model = parse(text)

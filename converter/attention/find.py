@@ -41,7 +41,8 @@ MOST_HEADS = 1024
 _PROJECTIONS = operators_that(Effect.PRODUCT) | {"CONV_2D"}
 _MOVING = MOVEMENT | CUTTING | {"BROADCAST_TO", "TILE"}
 _ARITHMETIC = frozenset({"ADD", "SUB", "MUL", "DIV", "NEG", "CAST", "QUANTIZE", "DEQUANTIZE"})
-_LINEAR = _ARITHMETIC | MOVEMENT | CUTTING | operators_that(Effect.JOINING)
+_JOINING = operators_that(Effect.JOINING)
+_LINEAR = _ARITHMETIC | MOVEMENT | CUTTING | _JOINING
 
 
 def find_blocks(subgraph: Subgraph) -> Iterator[Match]:
@@ -183,9 +184,14 @@ def _kv_heads(search: HeadSearch, trace: Trace) -> int:
     for product, factored in trace.products.items():
         result = Labelled(product.outputs[0], factored)
         values = search.operands.above(result)[1 - search.values[product]]
-        # Heads that a product made are different.
-        walk = search.operands.upwards([values], is_product)
-        counts += (of.pieces for of in walk if search.operands.is_end(of, is_product))
+        for of in search.operands.upwards([values], is_product):
+            if search.operands.is_end(of, is_product):
+                # Heads that a product made are different.
+                counts.append(of.pieces)
+            elif of.operator.name in _JOINING:
+                parts = search.operands.above(of).values()
+                if all(part.pieces == 1 for part in parts):
+                    counts.append(len({part.tensor for part in parts}))
     return max(counts)
 
 

@@ -19,12 +19,15 @@ from edge_opt.attention.around import tail_of
 from edge_opt.attention.factors import Axis, Factor, Factored
 from edge_opt.attention.labelled import Labelled
 from edge_opt.attention.labels import DEEPEST, OperandFactors, ValueProducts
-from edge_opt.attention.rules import ELEMENTWISE, is_product, is_weight
+from edge_opt.attention.rules import ELEMENTWISE, MOVEMENT, is_product, is_weight
 from edge_opt.ir import Operator, Shape, Tensor
 from edge_opt.ir.operators import Effect, operators_that
 from edge_opt.ir.refusal import RefusedError, Why
+from edge_opt.ir.walk import look_through
 
 _JOINING = operators_that(Effect.JOINING)
+_PROJECTIONS = operators_that(Effect.PRODUCT, Effect.CONVOLUTION)
+_BIASED = MOVEMENT | {"ADD"}
 
 
 @dataclass(eq=False)
@@ -144,7 +147,8 @@ class HeadSearch:
         elif len(self.values) > 1 and math.prod(lead) > 1:
             text = "the probabilities weigh several values, and these products are never summed"
             raise RefusedError(Why.PATTERN, text, self.softmax)
-        if self._has_own_weights() or (len(lead) > 1 and self._is_of_channels(0)):
+        is_batch = not (self._has_own_weights() or self._is_joined())
+        if not is_batch or (len(lead) > 1 and self._is_of_channels(0)):
             axes = _heads_of_axes(lead, 0)
         elif len(lead) == 1:
             axes = self._heads_of_axis(output)
@@ -203,6 +207,26 @@ class HeadSearch:
                 weights = any(is_weight(other) for other in reader.given if other is not tensor)
                 if weights and fx.tells_heads(_own_matrices(reader, tensor)[0]):
                     return True
+        return False
+
+    def _is_joined(self) -> bool:
+        """True if each step of the outermost axis is joined from values with weights of their own, which no batch has.
+
+        `[1, T, D] x N [D, H] -> PACK -> [N, 1, T, H]`
+        """
+        count = self._product.shape[0]
+        layout = fx.labelled_axis(self._product.shape, 0, Factor(count, 1))
+        result = Labelled(self._product, layout)
+        values = self.operands.above(result).get(1 - self.values[result.operator])
+        if values is None or count == 1:
+            return False
+        for source in self.operands.upwards([values], is_product):
+            made = source.tensor.producer
+            if made is None or made.name not in _JOINING or not fx.tells_heads(source.factored[0]):
+                continue
+            weights = {_projection_weights(part) for part in made.given}
+            if len(weights) == count and None not in weights:
+                return True
         return False
 
     # Before matrices of their own
@@ -277,6 +301,16 @@ class HeadSearch:
             if made is not None and is_product(made):
                 starts += self.operands.above(of).values()
         yield from self.operands.upwards(starts, is_product, known)
+
+
+def _projection_weights(tensor: Tensor) -> Tensor | None:
+    """The weights of the projection that makes a tensor, up to a bias and rearrangements; None if there is none."""
+    source, _ = look_through(tensor, _BIASED)
+    made = source.producer
+    if made is None or made.name not in _PROJECTIONS:
+        return None
+    weights = made.input(1)
+    return weights if is_weight(weights) else None
 
 
 def _heads_of_axes(lead: Shape, batch: int) -> Factored:
