@@ -419,14 +419,15 @@ def _noted(products: Iterable[Product], *, stops: bool = False) -> Iterator[dict
 @contextmanager
 def _recalled(product: Product, inputs: Sequence[Any]) -> Iterator[None]:
     """A product's modules give what they make of these inputs now, by text, whenever the same texts pass again."""
-    for module in product.modules.values():
+    computed = {module: module.forward for module in product.modules.values()}
+    for module in computed:
         results = cycle([module(one) for one in inputs])
         module.forward = lambda _, results=results: next(results)
     try:
         yield
     finally:
-        for module in product.modules.values():
-            del module.forward
+        for module, forward in computed.items():
+            module.forward = forward
 
 
 def _joined(inputs: Sequence[Any]) -> Any:
