@@ -84,9 +84,9 @@ rounded; Qwen2.5-Coder-1.5B is 0.002 from the same weights in float. With weight
 _ELSEWHERE = 1.1
 """What rounded weights cost in perplexity of other text, over the KL divergence on the prompts to judge by.
 
-By weights alone, on 4,400 to 5,900 tokens of text of another kind, without the chat template: 1.2 +- 0.1
-(Qwen2.5-Coder-0.5B, 98 % of its weights in 4 bits) and 0.65 +- 0.13 (SmolLM2-135M, 57 %); on 1,100 to 2,000 tokens
-1.49 +- 0.30 (Gemma 3 270M, 38 %).
+By weights alone or as bundles, on text of another kind without the chat template: 1.7 +- 0.2 (Qwen2.5-Coder-0.5B, 96 %
+of its weights in 4 bits, 3,100 tokens), 0.65 +- 0.13 (SmolLM2-135M, 57 %, 4,600 tokens), 1.5 +- 0.3 (Gemma 3 270M,
+38 %, 1,300 tokens), 0.7 +- 0.3 (Qwen2.5-Coder-1.5B, 99 %, 1,300 tokens).
 """
 
 
