@@ -110,12 +110,13 @@ def test_interrupted_during_the_proof(folder: Path, sign: signal.Signals) -> Non
     assert names(folder) == ["in.tflite"]
 
 
-# The model in a bundle is copied to a scratch file, which the interpreter reads.
+# The model in a bundle is copied to a scratch file, which the interpreter reads. The signal comes once all folders exist:
+# Python cannot remove one that is being made.
 _COMPARING = """
 from bundles import bundle, model_part
-from edge_opt.comparison import pairing
+from edge_opt.runtime.runner import Worker
 Path(sys.argv[1]).write_bytes(bundle([model_part("prefill_decode", proof_models.endless())]))
-announce(pairing, "sessions", lambda *_: "comparing")
+announce(Worker, "run_calls", lambda *_: "comparing")
 sys.exit(main(["compare", sys.argv[1], sys.argv[1]]))
 """
 
