@@ -110,8 +110,8 @@ def test_interrupted_during_the_proof(folder: Path, sign: signal.Signals) -> Non
     assert names(folder) == ["in.tflite"]
 
 
-# The model in a bundle is copied to a scratch file, which the interpreter reads. The signal comes once all folders exist:
-# Python cannot remove one that is being made.
+# The model in a bundle is copied to a scratch file, which the interpreter reads. The signal comes once all folders are
+# there: Python cannot remove one that is being made.
 _COMPARING = """
 from bundles import bundle, model_part
 from edge_opt.runtime.runner import Worker
