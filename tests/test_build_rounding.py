@@ -401,7 +401,7 @@ def test_what_a_chosen_plan_costs_is_measured_as_it_was_rounded_last() -> None:
 def test_no_larger_plan_is_rounded_for_the_last_few_weights() -> None:
     rounding = Rounding(lambda harm: 0.6 * harm)
     measured = [Choice(layer, "o", 100, 8, 0.005) for layer in range(20)]
-    harmful = Choice(20, "o", 100, 8, 0.03)
+    harmful = Choice(20, "o", 100, 8, 0.05)
     plan = choose([*measured, harmful], rounding.together, 0.1)
     assert len(rounding.rounded) == 1
     assert narrow_of(plan) == {replace(one, bits=4) for one in measured}
