@@ -246,8 +246,8 @@ def main() -> int:
                 site.status != "nothing to do"
             )
         rounded = case.written == "FULLY_CONNECTED"
-        # EXP without a sum behind it enlarges what an earlier block rounds, without a limit.
-        kernels = KERNELS[1:] if rounded and case.weights == "exp" and case.blocks > 1 else KERNELS
+        # Later blocks enlarge what an earlier one rounds.
+        kernels = KERNELS[1:] if rounded and case.blocks > 1 else KERNELS
         found = list(differences(before, to_bytes(model), kernels, rounded=rounded))
         wrongs = [one.where for one in found if not one.is_fault]
         faults += report_faults(found, f"graph {number} of seed {options.seed}")
