@@ -810,6 +810,15 @@ def test_heads_in_rows_of_computed_fully_connected_weights_are_split_and_the_rou
     assert [op.outputs[0].elements for op in products] == [6 * 8, 6 * 5] * 4
 
 
+TWO_BLOCKS = attention_text(
+    tail="""  %l2: float32[1,4,6,8] = BATCH_MATMUL(%o, %k) {adj_y: true}
+  %p2: float32[1,4,6,8] = SOFTMAX(%l2) {beta: 1.0}
+  %o2: float32[1,4,6,5] = BATCH_MATMUL(%p2, %v)
+""",
+    returned="%o2",
+)
+
+
 def test_a_converted_graph_is_searched_again_for_heads_that_no_site_reports() -> None:
     model = parse(PLAIN + PLAIN.replace("main", "other"))
     done, left = model.subgraphs
@@ -825,6 +834,9 @@ def test_a_converted_graph_is_searched_again_for_heads_that_no_site_reports() ->
     assert list(left_over(context, [site, kept], left.operators)) == []
     renamed = replace(site, pass_name="own")
     assert [one.pass_name for one in left_over(context, [renamed], left.operators)] == ["own"]
+    context.subgraph = parse(TWO_BLOCKS).subgraphs[0]
+    several = left_over(context, [site], context.subgraph.operators)
+    assert [one.index for one in several] == [1, 2]
 
 
 def test_products_far_behind_each_other_are_a_pair_all_the_same() -> None:
