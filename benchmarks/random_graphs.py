@@ -141,9 +141,17 @@ class Differing(NamedTuple):
 
 
 def differences(
-    before: bytes, after: bytes, sets: Sequence[str] = KERNELS, *, rounded: bool = False
+    before: bytes,
+    after: bytes,
+    sets: Sequence[str] = KERNELS,
+    *,
+    rounded: bool = False,
+    enlarged: bool = False,
 ) -> Iterator[Differing]:
-    """Where the interpreter gives other bytes for the second model; `rounded` ones may differ a little on XNNPACK."""
+    """Where the interpreter gives other bytes for the second model; `rounded` ones may differ a little on XNNPACK.
+
+    If later blocks have `enlarged` the rounding, large numbers are not compared there.
+    """
     given_inputs = random_inputs(load(before))
     large = {
         name: (array * _LARGE).astype(array.dtype) if array.dtype.kind == "f" else array
@@ -153,6 +161,8 @@ def differences(
     for kernels in sets:
         sessions = [Session(model, kernels) for model in (before, after)]
         for what, values in (("random", given_inputs), ("large", large), ("doubly masked", twice)):
+            if enlarged and what == "large" and kernels == "xnnpack":
+                continue
             old, new = (session.run(None, values) for session in sessions)
             differing = [*_differing(old, new, is_close=rounded and kernels == "xnnpack")]
             if not differing:
@@ -246,9 +256,12 @@ def main() -> int:
                 site.status != "nothing to do"
             )
         rounded = case.written == "FULLY_CONNECTED"
-        # Later blocks enlarge what an earlier one rounds.
-        kernels = KERNELS[1:] if rounded and case.blocks > 1 else KERNELS
-        found = list(differences(before, to_bytes(model), kernels, rounded=rounded))
+        # EXP without a sum behind it enlarges what an earlier block rounds, without a limit.
+        kernels = KERNELS[1:] if rounded and case.weights == "exp" and case.blocks > 1 else KERNELS
+        enlarged = rounded and case.blocks > 1
+        found = list(
+            differences(before, to_bytes(model), kernels, rounded=rounded, enlarged=enlarged)
+        )
         wrongs = [one.where for one in found if not one.is_fault]
         faults += report_faults(found, f"graph {number} of seed {options.seed}")
         skipped = [site for site in sites if site.status in (Status.SKIPPED, Status.REVERTED)]

@@ -28,7 +28,7 @@ from edge_opt.attention.heads import HeadSearch
 from edge_opt.attention.labelled import Labelled
 from edge_opt.attention.labels import DEEPEST, OperandFactors, Trace, trace_heads
 from edge_opt.attention.pairs import Pair, Product, pairs_among
-from edge_opt.attention.rules import MOVEMENT, is_product, is_weight
+from edge_opt.attention.rules import MOVEMENT, PROJECTIONS, is_product, is_projection
 from edge_opt.ir import Operator, Subgraph
 from edge_opt.ir.operators import KINDS, Effect, operators_that
 from edge_opt.ir.refusal import RefusedError, Why
@@ -38,7 +38,6 @@ from edge_opt.shapes.inference import doubted
 MOST_HEADS = 1024
 """Each head gets operators of its own; real models have up to 128."""
 
-_PROJECTIONS = operators_that(Effect.PRODUCT) | {"CONV_2D"}
 _MOVING = MOVEMENT | CUTTING | {"BROADCAST_TO", "TILE"}
 _ARITHMETIC = frozenset({"ADD", "SUB", "MUL", "DIV", "NEG", "CAST", "QUANTIZE", "DEQUANTIZE"})
 _JOINING = operators_that(Effect.JOINING)
@@ -118,19 +117,14 @@ def _without_values(softmax: Operator, below: Below, above: Above) -> NotABlock:
 def _without_scores(softmax: Operator, above: Above) -> NotABlock:
     """The match of a SOFTMAX behind no product of queries and keys; raises RefusedError if there may be one."""
     end = above.ends[0] if above.ends else None
-    if not all(map(_is_projection, above.ends)):
+    if not all(map(is_projection, above.ends)):
         raise RefusedError(Why.OPERATOR, "the scores cannot be followed through this operator", end)
     return _no_attention(softmax, "no product of queries and keys leads to this SOFTMAX", end)
 
 
-def _is_projection(operator: Operator) -> bool:
-    """True for a product with weights, which sums what it reads."""
-    return operator.name in _PROJECTIONS and is_weight(operator.input(1))
-
-
 def _has_computed_weights(operator: Operator) -> bool:
     """True for a product or convolution whose weights are activations."""
-    return operator.name in _PROJECTIONS and not _is_projection(operator)
+    return operator.name in PROJECTIONS and not is_projection(operator)
 
 
 def _no_attention(softmax: Operator, text: str, end: Operator | None) -> NotABlock:

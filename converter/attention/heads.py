@@ -19,14 +19,13 @@ from edge_opt.attention.around import tail_of
 from edge_opt.attention.factors import Axis, Factor, Factored
 from edge_opt.attention.labelled import Labelled
 from edge_opt.attention.labels import DEEPEST, OperandFactors, ValueProducts
-from edge_opt.attention.rules import ELEMENTWISE, MOVEMENT, is_product, is_weight
+from edge_opt.attention.rules import ELEMENTWISE, MOVEMENT, is_product, is_projection, is_weight
 from edge_opt.ir import Operator, Shape, Tensor
 from edge_opt.ir.operators import Effect, operators_that
 from edge_opt.ir.refusal import RefusedError, Why
 from edge_opt.ir.walk import look_through
 
 _JOINING = operators_that(Effect.JOINING)
-_PROJECTIONS = operators_that(Effect.PRODUCT, Effect.CONVOLUTION)
 _BIASED = MOVEMENT | {"ADD"}
 
 
@@ -307,10 +306,7 @@ def _projection_weights(tensor: Tensor) -> Tensor | None:
     """The weights of the projection that makes a tensor, up to a bias and rearrangements; None if there is none."""
     source, _ = look_through(tensor, _BIASED)
     made = source.producer
-    if made is None or made.name not in _PROJECTIONS:
-        return None
-    weights = made.input(1)
-    return weights if is_weight(weights) else None
+    return made.input(1) if made is not None and is_projection(made) else None
 
 
 def _heads_of_axes(lead: Shape, batch: int) -> Factored:

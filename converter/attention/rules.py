@@ -353,6 +353,14 @@ def multiplies_activations(operator: Operator) -> bool:
     )
 
 
+PROJECTIONS = operators_that(Effect.PRODUCT) | {"CONV_2D"}
+
+
+def is_projection(operator: Operator) -> bool:
+    """True for a product with weights, which sums what it reads."""
+    return operator.name in PROJECTIONS and is_weight(operator.input(1))
+
+
 _WEIGHT_STEPS = 8
 """Maximum number of operators, such as DEQUANTIZE and TRANSPOSE, that make a weight of constants."""
 _NOT_OF_OPERANDS = operators_that(Effect.RANDOM, Effect.UNKNOWN, Effect.CALLING)

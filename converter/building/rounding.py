@@ -71,8 +71,9 @@ rounding all again took 17 minutes, after which the 111 cost 0.0335.
 _GROWTH = 0.75
 """What products cost together over the sum of their harms, until it is measured.
 
-0.71 in Qwen2.5-Coder-0.5B, 0.73 in SmolLM2-135M, 0.80 in Qwen2.5-Coder-1.5B. If the first plan costs too little, a
-larger one is rounded, which takes minutes; if it costs too much, a part of it is taken.
+0.71 in Qwen2.5-Coder-0.5B, 0.73 in SmolLM2-135M; in Qwen2.5-Coder-1.5B, judged in the chat template alone, 0.80.
+If the first plan costs too little, a larger one is rounded, which takes minutes; if it costs too much, a part of it is
+taken.
 """
 _ACTIVATIONS = 0.01
 """Nats that int16 activations cost a bundle, whose weights are measured without them.
@@ -208,11 +209,10 @@ class _Texts(NamedTuple):
 
 
 def _texts(checkpoint: Path, prompts: Path) -> _Texts:
-    """Divide the prompts into those to round for and those to judge by, of which every other one has no chat template.
+    """Divide the prompts into those to round for, in the chat template, and those to judge by, half of them without it.
 
-    On text without it, as in `evaluate`, rounded weights cost as much in SmolLM2-135M, and more in Qwen2.5-Coder-0.5B,
-    whose texts otherwise begin with the same tokens: 0.060 instead of 0.037 nats. To round for such text, too, makes
-    0.056 and 0.040 of these.
+    `evaluate` scores text without it. There, rounded weights cost as much as in the template in SmolLM2-135M, and more
+    in Qwen2.5-Coder-0.5B: 0.060 instead of 0.037 nats. Rounding for both forms gives 0.056 and 0.040.
     """
     import torch
 
