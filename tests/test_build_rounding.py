@@ -296,7 +296,7 @@ def test_the_allowance_leaves_room_for_activations_and_for_text_of_another_kind(
 
 
 def test_the_least_harmful_products_for_their_size_are_chosen_while_together_they_fit() -> None:
-    harms = {"qkv": (0.01, 100), "o": (0.02, 100), "gate_up": (0.005, 1000), "down": (0.5, 1000)}
+    harms = {"q": (0.01, 100), "o": (0.02, 100), "gate_up": (0.005, 1000), "down": (0.5, 1000)}
     measured = [Choice(0, name, count, 8, kl) for name, (kl, count) in harms.items()]
 
     def together(plan: Plan) -> float:
@@ -304,9 +304,9 @@ def test_the_least_harmful_products_for_their_size_are_chosen_while_together_the
         return 0.01 + 2 * sum(one.harm for one in plan.products if one.bits == 4)
 
     for allowance, narrow in (
-        (2.0, {"qkv", "gate_up", "o", "down"}),
-        (0.08, {"qkv", "gate_up", "o"}),
-        (0.079, {"qkv", "gate_up"}),
+        (2.0, {"q", "gate_up", "o", "down"}),
+        (0.08, {"q", "gate_up", "o"}),
+        (0.079, {"q", "gate_up"}),
         (0.02, {"gate_up"}),
         (0.019, set()),
         (0.001, set()),
@@ -398,13 +398,14 @@ def test_what_a_chosen_plan_costs_is_measured_as_it_was_rounded_last() -> None:
     assert plan.together == rounding.together(plan)
 
 
-def test_no_larger_plan_is_rounded_for_the_last_few_weights() -> None:
+def test_the_weights_with_the_most_harm_for_their_size_stay_at_8_bits_whatever_is_allowed() -> None:
     rounding = Rounding(lambda harm: 0.6 * harm)
     measured = [Choice(layer, "o", 100, 8, 0.005) for layer in range(20)]
-    harmful = Choice(20, "o", 100, 8, 0.05)
-    plan = choose([*measured, harmful], rounding.together, 0.1)
+    harmful = Choice(20, "kv", 100, 8, 0.05)
+    for allowance in (0.1, 10):
+        plan = choose([*measured, harmful], rounding.together, allowance)
+        assert narrow_of(plan) == {replace(one, bits=4) for one in measured}
     assert len(rounding.rounded) == 1
-    assert narrow_of(plan) == {replace(one, bits=4) for one in measured}
 
 
 def test_nothing_is_measured_if_the_logits_alone_cost_more_than_is_allowed() -> None:

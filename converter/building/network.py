@@ -28,7 +28,8 @@ from edge_opt.building.gptq import (
 from edge_opt.building.logits import KEPT_ROWS
 
 PRODUCTS = {
-    "qkv": ("q_proj", "k_proj", "v_proj"),
+    "q": ("q_proj",),
+    "kv": ("k_proj", "v_proj"),
     "o": ("o_proj",),
     "gate_up": ("gate_proj", "up_proj"),
     "down": ("down_proj",),
