@@ -638,6 +638,19 @@ def test_held_out_text_is_scored_again_when_it_changes_and_none_calibrates(place
         place.build(held_out=text)
 
 
+def test_the_note_tells_how_much_of_the_held_out_text_was_calibrated_with(place: Place) -> None:
+    words = [f"word {number}" for number in range(20)]
+    many(place, " ".join(words), *PROMPTS[1:])
+    text = many(place, " ".join(words[2:] + words[:6]), "some other text", name="held-out.jsonl")
+    _, result = place.build(held_out=text)
+    assert "; 1 of 2 texts mostly repeat the prompts that were calibrated with" in (
+        result.evaluation.note
+    )
+    many(place, " ".join(words[15:] + words[:5]), "some other text", name="held-out.jsonl")
+    _, result = place.build(held_out=text)
+    assert "repeat" not in result.evaluation.note, "less than half of it"
+
+
 @pytest.mark.parametrize(
     ("prompts", "given", "note"),
     [

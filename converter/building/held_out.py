@@ -1,7 +1,7 @@
 """Text held out of the calibration: the prompts to score, and which part of each is read and which is scored."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +21,8 @@ _FEWEST = 10
 """Fewest prompts for holding some out."""
 _SHARE = 5
 """One prompt in this many is held out."""
+_RUN = 8
+"""Words in a row that two texts hardly share unless one repeats the other."""
 _NOT_EVALUATED = "Not evaluated: {}, or --held-out FILE.jsonl"
 
 
@@ -47,6 +49,29 @@ class Texts(NamedTuple):
     note: str
 
 
+def repeating(texts: Sequence[str], calibrated: Iterable[Any]) -> str:
+    """The end of a note: how many texts repeat calibration prompts with most of their words; empty if none does."""
+    known: set[tuple[str, ...]] = set()
+    for prompt in calibrated:
+        known |= _runs(text_of(prompt))
+    count = 0
+    for text in texts:
+        runs = _runs(text)
+        if 2 * len(runs & known) > len(runs):
+            count += 1
+    if not count:
+        return ""
+    return (
+        f"; {count} of {many(len(texts), 'text')} mostly repeat the prompts that were calibrated with, so the bundle "
+        f"may look better than it is"
+    )
+
+
+def _runs(text: str) -> set[tuple[str, ...]]:
+    words = text.split()
+    return {tuple(words[first : first + _RUN]) for first in range(len(words) - _RUN + 1)}
+
+
 def hold_out(prompts: Sequence[Any]) -> Texts:
     """Hold out every fifth prompt, each once, and calibrate with the others; with all if none is held out."""
     different = {text_of(prompt).strip(): prompt for prompt in prompts}
@@ -61,8 +86,9 @@ def hold_out(prompts: Sequence[Any]) -> Texts:
         return Texts([], [*prompts], _NOT_EVALUATED.format(why))
     for text in held:
         del different[text]
+    calibration = [*different.values()]
     note = f"Held out for evaluation: {len(texts)} of {len(prompts)} prompts, every fifth"
-    return Texts(texts, [*different.values()], note)
+    return Texts(texts, calibration, note + repeating(texts, calibration))
 
 
 def cut(text: str) -> Halves | None:

@@ -18,7 +18,7 @@ from edge_opt.base.words import Progress, no_progress
 from edge_opt.base.work import work_folder
 from edge_opt.building import evaluation, stages
 from edge_opt.building.evaluation import Evaluation
-from edge_opt.building.held_out import Texts, hold_out, in_turn, read_texts
+from edge_opt.building.held_out import Texts, hold_out, in_turn, read_texts, repeating
 from edge_opt.building.needs import fit_together, needs_of
 from edge_opt.building.prompts import read_prompts
 from edge_opt.building.recipe import (
@@ -380,7 +380,8 @@ def _texts(
             f"held_out=... needs a checkpoint to compare with, and {given.path} is a bundle"
         )
     if held_out is not None:
-        return Texts(read_texts(Path(held_out), every), every, f"Evaluated on {held_out}")
+        texts = read_texts(Path(held_out), every)
+        return Texts(texts, every, f"Evaluated on {held_out}{repeating(texts, every)}")
     if given.kind is not Kind.CHECKPOINT or not evaluate:
         return Texts([], every, _NO_REFERENCE)
     return hold_out(every)
