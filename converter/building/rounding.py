@@ -82,7 +82,7 @@ What bundles with 8-bit weights cost: SmolLM2-135M 0.010 +- 0.005, Gemma 3 270M 
 With 0.005 here, SmolLM2-135M has 66 instead of 59 % of its weights in 4 bits, and costs 0.049 +- 0.009 instead of
 0.036 +- 0.008 nats.
 """
-_ELSEWHERE = 1.1
+_ELSEWHERE = 1.3
 """What rounded weights cost in perplexity of other text, over the KL divergence on the prompts to judge by.
 
 By weights alone or as bundles, on text of another kind without the chat template: 2.0 +- 0.2 (Qwen2.5-Coder-0.5B, 95 %
