@@ -728,21 +728,50 @@ def test_a_product_that_mixes_heads_of_one_token_is_not_taken_for_queries_and_ke
     assert "BATCH_MATMUL" in site.reason
 
 
-def joined_outermost(weights: tuple[int, int, int]) -> str:
-    """Three projections joined on the outermost axis; those of the values have weights of these seeds."""
-    constants: list[str] = []
-    lines: list[str] = []
-    for name, seeds in (("q", (10, 11, 12)), ("k", (20, 21, 22)), ("v", weights)):
-        constants += [f"  constant %w{seed} = float32[5,8]{{seed {seed}}}" for seed in {*seeds}]
-        for place, seed in enumerate(seeds):
-            product = f"FULLY_CONNECTED(%x, %w{seed}, none) {{keep_num_dims: true}}"
-            lines.append(f"  %{name}{place}: float32[1,4,5] = {product}")
-        joined = f"PACK(%{name}0, %{name}1, %{name}2) {{axis: 0, values_count: 3}}"
-        lines.append(f"  %{name}: float32[3,1,4,5] = {joined}")
-    head = "\n".join(constants + lines)
+def three(line: str) -> str:
+    """The line for each of three heads, 0 to 2, and a PACK of the results."""
+    lines = [line.replace("#", str(head)) for head in range(3)]
+    packed = "  %N: float32[3,1,4,5] = PACK(%N0, %N1, %N2) {axis: 0, values_count: 3}"
+    return "\n".join([*lines, packed])
+
+
+_PROJECTION = (
+    "float32[1,4,5] = FULLY_CONNECTED(%x, float32[5,8]{seed S#}, none) {keep_num_dims: true}"
+)
+_CHANNELS = (
+    "float32[1,4,15] = FULLY_CONNECTED(%x, float32[15,8]{seed S}, none) {keep_num_dims: true}"
+)
+OUTERMOST = {
+    "weights of their own": three(f"  %N#: {_PROJECTION}"),
+    "weights of their own and a bias": three(
+        f"  %Nr#: {_PROJECTION}\n  %N#: float32[1,4,5] = ADD(float32[5]{{splat 0.5}}, %Nr#)"
+    ),
+    "weights of their own and a norm": three(
+        f"  %Nr#: {_PROJECTION}\n  %N#: float32[1,4,5] = L2_NORMALIZATION(%Nr#)"
+    ),
+    "a matrix for each": "  %N: float32[3,1,4,5] = BATCH_MATMUL(%x, float32[3,1,8,5]{seed S})",
+    "channels": f"""  %Nc: {_CHANNELS}
+  %Nh: float32[1,4,3,5] = RESHAPE(%Nc, int32{{1, 4, 3, 5}})
+  %N: float32[3,1,4,5] = TRANSPOSE(%Nh, int32{{2, 0, 1, 3}})""",
+    "channels that are cut": f"""  %Nc: {_CHANNELS}
+  %Ns0: float32[1,4,5], %Ns1: float32[1,4,5], %Ns2: float32[1,4,5] = SPLIT(int32(2), %Nc) {{num_splits: 3}}
+"""
+    + three("  %N#: float32[1,4,5] = ABS(%Ns#)"),
+}  # fmt: skip
+SHARED = """  %Nr: float32[1,4,5] = FULLY_CONNECTED(%x, float32[5,8]{seed S}, none) {keep_num_dims: true}
+  %N: float32[1,1,4,5] = RESHAPE(%Nr, int32{1, 1, 4, 5})"""
+
+
+def outermost(queries: str, keys: str, values: str, *, constants: str = "") -> str:
+    """Attention `[3,1,4,5]` with queries, keys and values that are made in these ways."""
+    ways = (("q", queries), ("k", keys), ("v", values))
+    made = "\n".join(
+        way.replace("%N", f"%{name}").replace("seed S", f"seed {place}")
+        for place, (name, way) in enumerate(ways, 1)
+    )
     return f"""
-subgraph main (%x: float32[1,4,8]) {{
-{head}
+subgraph main (%x: float32[1,4,8], %x0: float32[1,4,8], %x1: float32[1,4,8], %x2: float32[1,4,8]) {{
+{constants}{made}
   %l: float32[3,1,4,4] = BATCH_MATMUL(%q, %k) {{adj_y: true}}
   %p: float32[3,1,4,4] = SOFTMAX(%l) {{beta: 1.0}}
   %o: float32[3,1,4,5] = BATCH_MATMUL(%p, %v)
@@ -750,13 +779,46 @@ subgraph main (%x: float32[1,4,8]) {{
 }}"""
 
 
-def test_projections_joined_on_the_outermost_axis_are_heads_if_each_has_weights_of_its_own() -> (
-    None
-):
-    (site,) = sites_of(joined_outermost((1, 2, 3)), require_all=True)
-    assert (site.status, site.heads, site.kv_heads) == ("converted", 3, 3)
-    (batch,) = sites_of(joined_outermost((1, 1, 1)))
-    assert (batch.status, batch.heads) == ("nothing to do", 1)
+@pytest.mark.parametrize("kv_heads", [1, 3])
+@pytest.mark.parametrize("way", OUTERMOST)
+def test_the_outermost_axis_holds_heads_if_they_have_weights_or_channels_of_their_own(
+    way: str, kv_heads: int
+) -> None:
+    queries = OUTERMOST[way]
+    others = queries if kv_heads == 3 else SHARED
+    (site,) = sites_of(outermost(queries, others, others), require_all=True)
+    assert (site.status, site.heads, site.kv_heads) == ("converted", 3, kv_heads)
+
+
+def test_the_outermost_axis_is_a_batch_if_its_steps_have_the_same_weights() -> None:
+    line = "  %N#: float32[1,4,5] = FULLY_CONNECTED(%x#, %w, none) {keep_num_dims: true}"
+    text = outermost(*[three(line)] * 3, constants="  constant %w = float32[5,8]{seed 1}\n")
+    (site,) = sites_of(text)
+    assert (site.status, site.heads) == ("nothing to do", 1)
+
+
+def test_parts_of_the_sequence_with_weights_of_their_own_are_not_heads() -> None:
+    """Two streams, as text and image in a diffusion transformer, with a batch of two."""
+    line = "  %N#: float32[2,1,4,5] = FULLY_CONNECTED(%x#, float32[5,8]{seed S#}, none) {keep_num_dims: true}"
+    lines = "\n".join(
+        line.replace("%N", f"%{name}").replace("S#", f"{place}#").replace("#", str(stream))
+        for place, name in enumerate("qkv", 1)
+        for stream in range(2)
+    )
+    joined = "\n".join(
+        f"  %{name}: float32[2,1,8,5] = CONCATENATION(%{name}0, %{name}1) {{axis: 2}}"
+        for name in "qkv"
+    )
+    (site,) = sites_of(f"""
+subgraph main (%x0: float32[2,1,4,8], %x1: float32[2,1,4,8]) {{
+{lines}
+{joined}
+  %l: float32[2,1,8,8] = BATCH_MATMUL(%q, %k) {{adj_y: true}}
+  %p: float32[2,1,8,8] = SOFTMAX(%l) {{beta: 1.0}}
+  %o: float32[2,1,8,5] = BATCH_MATMUL(%p, %v)
+  return %o
+}}""")
+    assert (site.status, site.heads) == ("nothing to do", 1)
 
 
 @pytest.mark.parametrize("text", [IN_A_COMPOSITE, IN_A_COMPOSITE_OF_A_COMPOSITE])

@@ -15,18 +15,17 @@ from dataclasses import dataclass
 from itertools import islice
 
 from edge_opt.attention import factors as fx
-from edge_opt.attention.around import tail_of
+from edge_opt.attention.around import CUTTING, tail_of
 from edge_opt.attention.factors import Axis, Factor, Factored
 from edge_opt.attention.labelled import Labelled
 from edge_opt.attention.labels import DEEPEST, OperandFactors, ValueProducts
-from edge_opt.attention.rules import ELEMENTWISE, MOVEMENT, is_product, is_projection, is_weight
+from edge_opt.attention.rules import ELEMENTWISE, is_product, is_projection, is_weight
 from edge_opt.ir import Operator, Shape, Tensor
 from edge_opt.ir.operators import Effect, operators_that
 from edge_opt.ir.refusal import RefusedError, Why
-from edge_opt.ir.walk import look_through
+from edge_opt.ir.walk import walked
 
 _JOINING = operators_that(Effect.JOINING)
-_BIASED = MOVEMENT | {"ADD"}
 
 
 @dataclass(eq=False)
@@ -146,7 +145,7 @@ class HeadSearch:
         elif len(self.values) > 1 and math.prod(lead) > 1:
             text = "the probabilities weigh several values, and these products are never summed"
             raise RefusedError(Why.PATTERN, text, self.softmax)
-        is_batch = not (self._has_own_weights() or self._is_joined())
+        is_batch = not (self._has_own_weights() or self._is_outermost_of_heads())
         if not is_batch or (len(lead) > 1 and self._is_of_channels(0)):
             axes = _heads_of_axes(lead, 0)
         elif len(lead) == 1:
@@ -208,25 +207,35 @@ class HeadSearch:
                     return True
         return False
 
-    def _is_joined(self) -> bool:
-        """True if each step of the outermost axis is joined from values with weights of their own, which no batch has.
+    def _is_outermost_of_heads(self) -> bool:
+        """True if steps of the outermost axis come from different weights, or from parts of the channels.
 
-        `[1, T, D] x N [D, H] -> PACK -> [N, 1, T, H]`
+        A batch has neither:
+
+            [1, T, D] x N [D, H] -> PACK -> [N, 1, T, H]
+            [1, T, D] x [N, 1, D, H]     -> [N, 1, T, H]
+            [1, T, (N)(H)] -> TRANSPOSE  -> [N, 1, T, H]
         """
         count = self._product.shape[0]
-        layout = fx.labelled_axis(self._product.shape, 0, Factor(count, 1))
-        result = Labelled(self._product, layout)
-        values = self.operands.above(result).get(1 - self.values[result.operator])
-        if values is None or count == 1:
+        whole = fx.labelled_axis(self._product.shape, 0, Factor(count, 1))
+        sources = self.operands.upwards([Labelled(self._product, whole)], is_projection)
+        return any(map(self._is_made_of_heads, islice(sources, 2 * DEEPEST)))
+
+    def _is_made_of_heads(self, of: Labelled) -> bool:
+        """True if a tensor's pieces are parts of its channels, or are made by different weights or of such parts."""
+        if of.pieces == 1 or of.tensor.is_constant:
             return False
-        for source in self.operands.upwards([values], is_product):
-            made = source.tensor.producer
-            if made is None or made.name not in _JOINING or not fx.tells_heads(source.factored[0]):
-                continue
-            weights = {_projection_weights(part) for part in made.given}
-            if len(weights) == count and None not in weights:
-                return True
-        return False
+        is_end = self.operands.is_end(of, is_projection)
+        if is_end and fx.labelled_axes(of.factored) == (len(of.factored) - 1,):
+            return True
+        parts = self.operands.above(of)
+        if not parts:
+            return False
+        if is_projection(of.operator):
+            return parts[1].pieces > 1
+        if of.operator.name not in _JOINING or any(part.pieces > 1 for part in parts.values()):
+            return False
+        return len({_own_sources(part.tensor) for part in parts.values()}) > 1
 
     # Before matrices of their own
 
@@ -302,11 +311,25 @@ class HeadSearch:
         yield from self.operands.upwards(starts, is_product, known)
 
 
-def _projection_weights(tensor: Tensor) -> Tensor | None:
-    """The weights of the projection that makes a tensor, up to a bias and rearrangements; None if there is none."""
-    source, _ = look_through(tensor, _BIASED)
-    made = source.producer
-    return made.input(1) if made is not None and is_projection(made) else None
+def _own_sources(tensor: Tensor) -> frozenset[Tensor]:
+    """The weights of the nearest projections above a tensor, and the parts of other tensors that it is made of."""
+    found: set[Tensor] = set()
+
+    def above(of: Tensor) -> Iterable[Tensor]:
+        made = of.producer
+        if made is None:
+            return ()
+        if is_projection(made):
+            found.add(made.input(1))
+            return ()
+        if made.name in CUTTING:
+            found.add(of)
+            return ()
+        return made.given
+
+    for _ in walked([tensor], above, DEEPEST):
+        pass
+    return frozenset(found)
 
 
 def _heads_of_axes(lead: Shape, batch: int) -> Factored:
