@@ -790,6 +790,22 @@ def test_the_outermost_axis_holds_heads_if_they_have_weights_or_channels_of_thei
     assert (site.status, site.heads, site.kv_heads) == ("converted", 3, kv_heads)
 
 
+@pytest.mark.parametrize("tail", ["", "  %r: float32[3,4,4] = RESHAPE(%t, int32{3, 4, 4})\n"])
+def test_heads_beside_the_head_size_are_not_all_if_the_outermost_axis_holds_heads(
+    tail: str,
+) -> None:
+    """Three groups of two heads, each group with projections of its own."""
+    line = """  %Np#: float32[1,4,4] = FULLY_CONNECTED(%x, float32[4,8]{seed S#}, none) {keep_num_dims: true}
+  %Nr#: float32[4,2,2] = RESHAPE(%Np#, int32{4, 2, 2})
+  %N#: float32[2,4,2] = TRANSPOSE(%Nr#, int32{1, 0, 2})"""
+    text = outermost(*[three(line)] * 3).replace("[3,1,4,5]", "[3,2,4,2]")
+    text = text.replace("[3,1,4,4]", "[3,2,4,4]")
+    end = f"  %t: float32[3,4,2,2] = TRANSPOSE(%o, int32{{0, 2, 1, 3}})\n{tail}"
+    last = "%r" if tail else "%t"
+    (site,) = sites_of(text.replace("  return %o", f"{end}  return {last}"), require_all=True)
+    assert (site.status, site.heads, site.kv_heads) == ("converted", 6, 6)
+
+
 def test_the_outermost_axis_is_a_batch_if_its_steps_have_the_same_weights() -> None:
     line = "  %N#: float32[1,4,5] = FULLY_CONNECTED(%x#, %w, none) {keep_num_dims: true}"
     text = outermost(*[three(line)] * 3, constants="  constant %w = float32[5,8]{seed 1}\n")

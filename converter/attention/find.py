@@ -183,9 +183,9 @@ def _kv_heads(search: HeadSearch, trace: Trace) -> int:
                 # Heads that a product made are different.
                 counts.append(of.pieces)
             elif of.operator.name in _JOINING:
-                parts = search.operands.above(of).values()
-                if all(part.pieces == 1 for part in parts):
-                    counts.append(len({part.tensor for part in parts}))
+                parts = set(search.operands.above(of).values())
+                if all(part.pieces < of.pieces for part in parts):
+                    counts.append(sum(part.pieces for part in parts))
     return max(counts)
 
 

@@ -97,7 +97,7 @@ class HeadSearch:
 
         In the other order they are the sequence, as in `[B, T*N*H]`. If unmerged, inner rows are the sequence, too, and
         batch axes that do not lie in the outermost axis are more heads. If merged, other axes are windows, unless they
-        were cut from the channels.
+        were cut from the channels. If the outermost axis holds heads, these are not all.
         """
         size = self._head_size
         # The batch, the digits and the steps of the head size are numbered together, so none is mistaken for another.
@@ -113,8 +113,10 @@ class HeadSearch:
             return False
         rows = own[self._rows]
         in_rows = [digit in digits for digit in rows]
+        others = [axis for axis in range(len(own) - 2) if not set(digits) & set(own[axis])]
+        if 0 in others and self._is_outermost_of_heads():
+            return False
         if merged:
-            others = [axis for axis in range(len(own) - 2) if not set(digits) & set(own[axis])]
             if any(map(self._is_of_channels, others)):
                 return False
             if in_rows and all(in_rows):
