@@ -790,19 +790,24 @@ def test_the_outermost_axis_holds_heads_if_they_have_weights_or_channels_of_thei
     assert (site.status, site.heads, site.kv_heads) == ("converted", 3, kv_heads)
 
 
-@pytest.mark.parametrize("tail", ["", "  %r: float32[3,4,4] = RESHAPE(%t, int32{3, 4, 4})\n"])
-def test_heads_beside_the_head_size_are_not_all_if_the_outermost_axis_holds_heads(
-    tail: str,
+@pytest.mark.parametrize("returned", ["%t", "%r"])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_heads_beside_the_head_size_are_not_all_if_another_batch_axis_holds_heads(
+    axis: int, returned: str
 ) -> None:
     """Three groups of two heads, each group with projections of its own."""
     line = """  %Np#: float32[1,4,4] = FULLY_CONNECTED(%x, float32[4,8]{seed S#}, none) {keep_num_dims: true}
-  %Nr#: float32[4,2,2] = RESHAPE(%Np#, int32{4, 2, 2})
-  %N#: float32[2,4,2] = TRANSPOSE(%Nr#, int32{1, 0, 2})"""
-    text = outermost(*[three(line)] * 3).replace("[3,1,4,5]", "[3,2,4,2]")
-    text = text.replace("[3,1,4,4]", "[3,2,4,4]")
-    end = f"  %t: float32[3,4,2,2] = TRANSPOSE(%o, int32{{0, 2, 1, 3}})\n{tail}"
-    last = "%r" if tail else "%t"
-    (site,) = sites_of(text.replace("  return %o", f"{end}  return {last}"), require_all=True)
+  %Nr#: float32[1,4,2,2] = RESHAPE(%Np#, int32{1, 4, 2, 2})
+  %N#: float32[1,2,4,2] = TRANSPOSE(%Nr#, int32{0, 2, 1, 3})"""
+    text = outermost(*[three(line)] * 3).replace("{axis: 0", f"{{axis: {axis}")
+    lead = "3,1" if axis == 0 else "1,3"
+    for before in ("[3,1,4,5]", "[3,1,4,4]"):
+        text = text.replace(before, f"[{lead},2,4,{before[7:]}")
+    text = text.replace(f"[{lead},2,4,5]", f"[{lead},2,4,2]")
+    tail = f"""  %t: float32[{lead},4,2,2] = TRANSPOSE(%o, int32{{0, 1, 3, 2, 4}})
+  %r: float32[{lead},4,4] = RESHAPE(%t, int32{{{lead}, 4, 4}})
+  return {returned}"""
+    (site,) = sites_of(text.replace("  return %o", tail), require_all=True)
     assert (site.status, site.heads, site.kv_heads) == ("converted", 6, 6)
 
 

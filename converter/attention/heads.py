@@ -97,7 +97,7 @@ class HeadSearch:
 
         In the other order they are the sequence, as in `[B, T*N*H]`. If unmerged, inner rows are the sequence, too, and
         batch axes that do not lie in the outermost axis are more heads. If merged, other axes are windows, unless they
-        were cut from the channels. If the outermost axis holds heads, these are not all.
+        were cut from the channels. If another batch axis holds heads, these are not all.
         """
         size = self._head_size
         # The batch, the digits and the steps of the head size are numbered together, so none is mistaken for another.
@@ -114,7 +114,7 @@ class HeadSearch:
         rows = own[self._rows]
         in_rows = [digit in digits for digit in rows]
         others = [axis for axis in range(len(own) - 2) if not set(digits) & set(own[axis])]
-        if 0 in others and self._is_outermost_of_heads():
+        if any(map(self._holds_heads, others)):
             return False
         if merged:
             if any(map(self._is_of_channels, others)):
@@ -147,7 +147,7 @@ class HeadSearch:
         elif len(self.values) > 1 and math.prod(lead) > 1:
             text = "the probabilities weigh several values, and these products are never summed"
             raise RefusedError(Why.PATTERN, text, self.softmax)
-        is_batch = not (self._has_own_weights() or self._is_outermost_of_heads())
+        is_batch = not (self._has_own_weights() or self._holds_heads(0))
         if not is_batch or (len(lead) > 1 and self._is_of_channels(0)):
             axes = _heads_of_axes(lead, 0)
         elif len(lead) == 1:
@@ -209,17 +209,16 @@ class HeadSearch:
                     return True
         return False
 
-    def _is_outermost_of_heads(self) -> bool:
-        """True if steps of the outermost axis come from different weights, or from parts of the channels.
+    def _holds_heads(self, axis: int) -> bool:
+        """True if steps of a batch axis come from different weights, or from parts of the channels.
 
-        A batch has neither:
+        The model's batch and windows have neither:
 
             [1, T, D] x N [D, H] -> PACK -> [N, 1, T, H]
             [1, T, D] x [N, 1, D, H]     -> [N, 1, T, H]
             [1, T, (N)(H)] -> TRANSPOSE  -> [N, 1, T, H]
         """
-        count = self._product.shape[0]
-        whole = fx.labelled_axis(self._product.shape, 0, Factor(count, 1))
+        whole = fx.labelled_axis(self._product.shape, axis, Factor(self._product.shape[axis], 1))
         sources = self.operands.upwards([Labelled(self._product, whole)], is_projection)
         return any(map(self._is_made_of_heads, islice(sources, 2 * DEEPEST)))
 
