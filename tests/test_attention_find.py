@@ -790,6 +790,14 @@ def test_the_outermost_axis_holds_heads_if_they_have_weights_or_channels_of_thei
     assert (site.status, site.heads, site.kv_heads) == ("converted", 3, kv_heads)
 
 
+@pytest.mark.parametrize("way", OUTERMOST)
+def test_heads_on_the_outermost_axis_are_counted_without_a_softmax(way: str) -> None:
+    text = outermost(*[OUTERMOST[way]] * 3)
+    linear = changed(text, "SOFTMAX(%l) {beta: 1.0} -> MUL(%l, float32(0.5))")
+    (site,) = sites_of(linear, require_all=True)
+    assert (site.status, site.heads) == ("converted", 3)
+
+
 @pytest.mark.parametrize("returned", ["%t", "%r"])
 @pytest.mark.parametrize("axis", [0, 1])
 def test_heads_beside_the_head_size_are_not_all_if_another_batch_axis_holds_heads(

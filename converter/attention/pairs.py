@@ -43,7 +43,7 @@ class Product:
     """A product of two activations: `[.., M, C] x [.., C, N] -> [.., M, N]`, a matrix for each index of other axes.
 
     `matrix` has the axes M and N of `operator`'s result (without those of size 1). `several`: there is more than one
-    matrix besides the batch, or rows that may belong to several heads. `is_outer`: C is 1, so nothing is summed.
+    matrix, even if of a batch only, or rows that may belong to several heads. `is_outer`: C is 1, so nothing is summed.
     """
 
     operator: Operator
@@ -108,14 +108,9 @@ def product_of(operator: Operator) -> Product | None:
     # The rows of a FULLY_CONNECTED share the weights.
     first_row = 0 if operator.name == "FULLY_CONNECTED" else max(last - 1, 0)
     matrix = _wide(shape, range(first_row, last), [last])
-    several = _has_several(shape[:first_row], len(shape))
+    several = math.prod(shape[:first_row]) > 1
     is_outer = operator.input(0).shape[contracted_axis(operator, 0)] == 1
     return Product(operator, matrix, several, is_outer)
-
-
-def _has_several(lead: Shape, rank: int) -> bool:
-    """True if there are several matrices besides the batch, which is the outermost axis of four or more."""
-    return math.prod(lead[1:] if rank > 3 else lead) > 1
 
 
 def _wide(shape: Shape, *groups: Iterable[int]) -> _Groups:
@@ -145,7 +140,7 @@ def _sum_of_products(operator: Operator) -> Product | None:
     if not groups or all(1 in (left[axis], right[axis]) for axis in contracted):
         return None  # a weighted mean, a norm
     lead = [1 if axis in (*rows, *columns) else left[axis] for axis in kept]
-    several = len(groups) > 1 or len(groups[0]) > 1 or _has_several(tuple(lead), len(kept))
+    several = len(groups) > 1 or len(groups[0]) > 1 or math.prod(lead) > 1
     matrix = tuple(on_axes(places, axes) for axes in groups)
     return Product(operator, matrix, several)
 
@@ -223,7 +218,7 @@ def _is_residual(product: Product) -> bool:
     """True if a product is added to what it was made of, `x + x A`: a step of a residual stream, no scores."""
     operator = product.operator
     if product.several and len(operator.outputs[0].shape) > 3:
-        return False  # several matrices besides the batch: heads, which have no stream of their own
+        return False  # several matrices: heads, which have no stream of their own
     own = {_origin(tensor) for tensor in operator.inputs[:2]}
 
     def behind(tensor: Tensor) -> Iterator[Tensor]:
