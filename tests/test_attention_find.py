@@ -753,6 +753,11 @@ OUTERMOST = {
     "channels": f"""  %Nc: {_CHANNELS}
   %Nh: float32[1,4,3,5] = RESHAPE(%Nc, int32{{1, 4, 3, 5}})
   %N: float32[3,1,4,5] = TRANSPOSE(%Nh, int32{{2, 0, 1, 3}})""",
+    "channels that are unpacked": f"""  %Nc: {_CHANNELS}
+  %Nh: float32[1,4,3,5] = RESHAPE(%Nc, int32{{1, 4, 3, 5}})
+  %Ns0: float32[1,4,5], %Ns1: float32[1,4,5], %Ns2: float32[1,4,5] = UNPACK(%Nh) {{num: 3, axis: 2}}
+"""
+    + three("  %N#: float32[1,4,5] = ABS(%Ns#)"),
     "channels that are cut": f"""  %Nc: {_CHANNELS}
   %Ns0: float32[1,4,5], %Ns1: float32[1,4,5], %Ns2: float32[1,4,5] = SPLIT(int32(2), %Nc) {{num_splits: 3}}
 """
@@ -824,6 +829,28 @@ def test_the_outermost_axis_is_a_batch_if_its_steps_have_the_same_weights() -> N
     text = outermost(*[three(line)] * 3, constants="  constant %w = float32[5,8]{seed 1}\n")
     (site,) = sites_of(text)
     assert (site.status, site.heads) == ("nothing to do", 1)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_windows_that_are_cut_from_the_sequence_are_not_heads(axis: int) -> None:
+    """Three windows of two tokens with two heads, which lie apart before the windows are cut."""
+    line = "  %N#: float32[1,2,2,5] = SLICE(%Nt, int32{0, 0, B, 0}, int32{1, 2, 2, 5})"
+    cuts = three(line)
+    for window in range(3):
+        cuts = cuts.replace("B", str(2 * window), 1)
+    way = f"""  %Np: float32[1,6,10] = FULLY_CONNECTED(%x, float32[10,8]{{seed S}}, none) {{keep_num_dims: true}}
+  %Nh: float32[1,6,2,5] = RESHAPE(%Np, int32{{1, 6, 2, 5}})
+  %Nt: float32[1,2,6,5] = TRANSPOSE(%Nh, int32{{0, 2, 1, 3}})
+{cuts}"""
+    text = outermost(way, way, way).replace("%x: float32[1,4,8]", "%x: float32[1,6,8]")
+    text = text.replace("{axis: 0", f"{{axis: {axis}")
+    lead = "3,1" if axis == 0 else "1,3"
+    text = text.replace("[3,1,4,4]", f"[{lead},2,2,2]").replace("[3,1,4,5]", f"[{lead},2,2,5]")
+    tail = f"""  %t: float32[{lead},2,2,5] = TRANSPOSE(%o, int32{{0, 1, 3, 2, 4}})
+  %r: float32[{lead},2,10] = RESHAPE(%t, int32{{{lead}, 2, 10}})
+  return %r"""
+    (site,) = sites_of(text.replace("  return %o", tail))
+    assert (site.status, site.heads) == ("converted", 2)
 
 
 def test_parts_of_the_sequence_with_weights_of_their_own_are_not_heads() -> None:

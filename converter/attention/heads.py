@@ -21,9 +21,9 @@ from edge_opt.attention.labelled import Labelled
 from edge_opt.attention.labels import DEEPEST, OperandFactors, ValueProducts
 from edge_opt.attention.rules import ELEMENTWISE, is_product, is_projection, is_weight
 from edge_opt.ir import Operator, Shape, Tensor
-from edge_opt.ir.operators import Effect, operators_that
+from edge_opt.ir.operators import KINDS, Effect, operators_that
 from edge_opt.ir.refusal import RefusedError, Why
-from edge_opt.ir.walk import walked
+from edge_opt.ir.walk import producers, walked
 
 _JOINING = operators_that(Effect.JOINING)
 
@@ -223,11 +223,10 @@ class HeadSearch:
         return any(map(self._is_made_of_heads, islice(sources, 2 * DEEPEST)))
 
     def _is_made_of_heads(self, of: Labelled) -> bool:
-        """True if a tensor's pieces are parts of its channels, or are made by different weights or of such parts."""
-        if of.pieces == 1 or of.tensor.is_constant:
+        """True if a tensor's pieces are parts of its channels, or joined from these or from different projections."""
+        if of.tensor.is_constant:
             return False
-        is_end = self.operands.is_end(of, is_projection)
-        if is_end and fx.labelled_axes(of.factored) == (len(of.factored) - 1,):
+        if self._ends_in_channels(of):
             return True
         parts = self.operands.above(of)
         if not parts:
@@ -236,7 +235,27 @@ class HeadSearch:
             return parts[1].pieces > 1
         if of.operator.name not in _JOINING or any(part.pieces > 1 for part in parts.values()):
             return False
-        return len({_own_sources(part.tensor) for part in parts.values()}) > 1
+        makers = [_made_by(part.tensor) for part in parts.values()]
+        weights = {frozenset(one.input(1) for one in made if is_projection(one)) for made in makers}
+        return len(weights) > 1 or any(map(self._cuts_channels, makers[0]))
+
+    def _ends_in_channels(self, of: Labelled) -> bool:
+        """True if a walk up ends at a tensor with all labels on its last axis."""
+        is_last = fx.labelled_axes(of.factored) == (len(of.factored) - 1,)
+        return is_last and self.operands.is_end(of, is_projection)
+
+    def _cuts_channels(self, operator: Operator) -> bool:
+        """True if an operator cuts off a part of the channels: `[1, T, (N)(H)] -> SPLIT -> N x [1, T, H]`."""
+        if operator.name not in CUTTING:
+            return False
+        source = KINDS[operator.name].data_operands(operator.inputs)[0]
+        part = operator.outputs[0].shape
+        for axis, size in enumerate(source.shape):
+            if part[axis : axis + 1] != (size,):
+                whole = Labelled(source, fx.labelled_axis(source.shape, axis, Factor(size, 1)))
+                above = self.operands.upwards([whole], is_projection)
+                return any(map(self._ends_in_channels, islice(above, DEEPEST)))
+        return False
 
     # Before matrices of their own
 
@@ -312,25 +331,10 @@ class HeadSearch:
         yield from self.operands.upwards(starts, is_product, known)
 
 
-def _own_sources(tensor: Tensor) -> frozenset[Tensor]:
-    """The weights of the nearest projections above a tensor, and the parts of other tensors that it is made of."""
-    found: set[Tensor] = set()
-
-    def above(of: Tensor) -> Iterable[Tensor]:
-        made = of.producer
-        if made is None:
-            return ()
-        if is_projection(made):
-            found.add(made.input(1))
-            return ()
-        if made.name in CUTTING:
-            found.add(of)
-            return ()
-        return made.given
-
-    for _ in walked([tensor], above, DEEPEST):
-        pass
-    return frozenset(found)
+def _made_by(tensor: Tensor) -> list[Operator]:
+    """The operators that make a tensor, up to the nearest projections."""
+    starts = () if tensor.producer is None else (tensor.producer,)
+    return [*walked(starts, lambda one: () if is_projection(one) else producers(one), DEEPEST)]
 
 
 def _heads_of_axes(lead: Shape, batch: int) -> Factored:
