@@ -175,16 +175,21 @@ def _unknown(info: TensorInfo) -> dict[str, Any]:
     """Facts about an integer from what its readers accept."""
     if info.accepts == 0:
         return {"role": "integer", "limit": max(info.entries, 2)}
-    limit = info.accepts or (role_of(info) == "token" and info.entries)
+    limit = info.accepts
+    if limit is None and role_of(info) == "token":
+        limit = info.entries
     return {"role": "index", "limit": limit} if limit else {}
 
 
 def _kinds(info: TensorInfo, role: Role) -> int:
     """The number of runs in which an input differs in kind: kinds of integers, rows of a small table, both flags."""
     if not _has_no_role(info, role):
-        return 2 if role == "data" and np.dtype(info.dtype).kind == "b" else 1
-    limit = 1 if info.accepts is None else info.accepts or VARIANTS
-    return limit if limit <= _MOST_ROWS else 1
+        is_flag = role == "data" and np.dtype(info.dtype).kind == "b"
+        return 2 if is_flag else 1
+    if info.accepts is None:
+        return 1
+    kinds = info.accepts or VARIANTS
+    return kinds if kinds <= _MOST_ROWS else 1
 
 
 def runs_for(signature: SignatureInfo) -> tuple[int, int]:
@@ -196,9 +201,11 @@ def runs_for(signature: SignatureInfo) -> tuple[int, int]:
 def _further_kinds(info: TensorInfo) -> int:
     """The number of further runs in which an input differs in kind; 0 if ordinary ones show all that it may be."""
     if info.is_float:
-        return 1 + (info.elements == 1)  # a single number is of either sign
+        return 2 if info.elements == 1 else 1  # a single number is of either sign
     role = role_of(info)
-    return 0 if role == _unnamed(info) or _has_no_role(info, role) else _kinds(info, "data")
+    if role == _unnamed(info) or _has_no_role(info, role):
+        return 0
+    return _kinds(info, "data")
 
 
 def integer_remarks(signature: SignatureInfo) -> Iterator[str]:
@@ -220,6 +227,7 @@ def integer_remarks(signature: SignatureInfo) -> Iterator[str]:
 
 
 def _scene(signature: SignatureInfo, roles: Sequence[Role], seed: int, run: int) -> _Scene:
+    """The scene of one run: its position is drawn from those that leave room for the new tokens."""
     positions = _with_role("position", signature, roles)
     caches = _with_role("cache", signature, roles)
     masks = _mask_shapes(signature, roles)
@@ -230,17 +238,14 @@ def _scene(signature: SignatureInfo, roles: Sequence[Role], seed: int, run: int)
     for info in caches:
         if "slice" not in info.name:
             cached.update(info.shape[1:])
-    # The cache has room for the new tokens, too.
+    # A mask as wide as the cache has no columns for the new tokens: these are written into the cache first.
     holds_new = width in cached and width - new not in cached
     past = 0 if holds_new else max(width - new, 0)
-    if width and holds_new:
-        longest = width
-    elif width:
-        longest = past
+    longest = _ROOM + new
+    if width:
+        longest = width if holds_new else past
     elif caches:
         longest = cache_length(signature)
-    else:
-        longest = _ROOM + new
     room = max(longest - new, 0)
     tables = [info.entries for info in positions if info.entries]
     last = max(min(tables, default=room + new) - new, 0)
@@ -285,8 +290,10 @@ def array_of(planned: InputPlan) -> NDArray[Any]:
     """
     info = planned.info
     source = planned.source or info
-    if not (info.is_plain_integer and source.is_plain_integer) and not info.has_type_of(source):
-        return converted(array_of(replace(planned, info=source, source=None)), source, info)
+    both_plain = info.is_plain_integer and source.is_plain_integer
+    if not both_plain and not info.has_type_of(source):
+        original = array_of(replace(planned, info=source, source=None))
+        return converted(original, source, info)
     dtype = np.dtype(info.dtype)
     if dtype.kind == "S":
         why = "numpy lacks its type: text, bfloat16, or fewer than 8 bits"
@@ -298,11 +305,13 @@ def array_of(planned: InputPlan) -> NDArray[Any]:
     if planned.role == "mask":
         return _encode(_mask(planned), info)
     if planned.role == "position":
-        values = planned.start + np.arange(info.shape[-1] if info.shape else 1, dtype=np.float32)
-        return _encode(np.broadcast_to(values, info.shape or (1,)).reshape(info.shape), info)
+        shape = info.shape or (1,)
+        values = planned.start + np.arange(shape[-1], dtype=np.float32)
+        return _encode(np.broadcast_to(values, shape).reshape(info.shape), info)
     if planned.role == "rotary":
         cosine, sine = noise.circle(planned.stream, info.elements)
-        return _encode((sine if "sin" in info.name.lower() else cosine).reshape(info.shape), info)
+        values = sine if "sin" in info.name.lower() else cosine
+        return _encode(values.reshape(info.shape), info)
     is_plain = dtype.kind in "iub" or planned.role == "integer"
     if (is_plain and not info.quantized) or planned.role in {"token", "index"}:
         return _encode(_integers(planned), info)
@@ -319,24 +328,13 @@ def converted(array: NDArray[Any], source: TensorInfo, target: TensorInfo) -> ND
 def _mask(planned: InputPlan) -> NDArray[np.float32]:
     """Causal over the new tokens, open over the filled part of the cache; one-row masks of rank 2 are padding."""
     shape = planned.info.shape
-    past = planned.past
-    start = planned.start
     rows, width = (1, 1, *shape)[-2:]
     is_float = np.dtype(planned.info.dtype).kind == "f"
-    column = np.arange(width)[np.newaxis, :]
-    row = np.arange(rows)[:, np.newaxis]
     if len(shape) < 3 and rows == 1 and not is_float:
         hidden = width // 4 if planned.padding else 0
-        visible = column < max(width - hidden, 1)
+        visible = np.arange(width)[np.newaxis, :] < max(width - hidden, 1)
     else:
-        if past:
-            # Columns [0, past) are the cache; each holds the last position before `start` that was stored in it: in
-            # a whole cache its own index, in a ring buffer maybe a later one. The other columns are the new tokens.
-            cached = start - 1 - (start - 1 - column) % past
-            column = np.where(column < past, cached, column - past + start)
-        row = row % max(width - past, 1) + (start if width > rows else 0)
-        visible = (column <= row) & (column >= planned.padding) | (column == row)
-        visible &= column > row - (planned.window or math.inf)
+        visible = _visible(planned, rows, width)
     masked = 0.0
     opened = 1.0
     if is_float or planned.info.quantized:  # the mask is added
@@ -348,6 +346,24 @@ def _mask(planned: InputPlan) -> NDArray[np.float32]:
         opened = planned.opened
     values = np.where(visible, np.float32(opened), np.float32(masked))
     return values.reshape(shape) if len(shape) < 3 else np.broadcast_to(values, shape)
+
+
+def _visible(planned: InputPlan, rows: int, width: int) -> NDArray[np.bool_]:
+    """The entries that each row of a causal mask sees, `[rows, width]`: no later ones, no padding, none too old."""
+    past = planned.past
+    start = planned.start
+    column = np.arange(width)[np.newaxis, :]
+    row = np.arange(rows)[:, np.newaxis]
+    if past:
+        # Columns [0, past) are the cache; each holds the last position before `start` that was stored in it: in a
+        # whole cache its own index, in a ring buffer maybe a later one. The other columns are the new tokens.
+        cached = start - 1 - (start - 1 - column) % past
+        column = np.where(column < past, cached, column - past + start)
+    row = row % max(width - past, 1) + (start if width > rows else 0)
+    is_padding = column < planned.padding
+    is_in_window = column > row - (planned.window or math.inf)
+    visible = (column < row) & ~is_padding | (column == row)
+    return np.asarray(visible & is_in_window)
 
 
 def _data(planned: InputPlan) -> NDArray[Any]:
@@ -401,7 +417,8 @@ def _wide(planned: InputPlan) -> NDArray[np.int64]:
     if planned.variant >= _SHORTER:
         sizes = noise.integers(noise.seed_of(planned.stream, "bits"), count, 4, 15)
         sizes[:1] = 14  # a single number should not be small
-    values = (noise.bits(planned.stream, count) >> (64 - sizes).astype(np.uint64)).astype(np.int64)
+    words = noise.bits(planned.stream, count)
+    values = (words >> (64 - sizes).astype(np.uint64)).astype(np.int64)
     is_negative = (np.arange(count) + planned.variant) % 2 == 0
     return np.where(is_negative & (low < 0), ~values, values)
 

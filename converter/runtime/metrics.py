@@ -174,18 +174,12 @@ def are_logits(info: TensorInfo) -> bool:
 
 def _of_piece(a: Array, b: Array, infos: _Infos, begin: int, tolerance: Tolerance) -> Difference:
     """The difference of two pieces that begin at element `begin`."""
-    differing = a.size
+    differing = _count_differing(a, b)
     steps = None
-    if a.dtype == b.dtype:
-        word = f"u{a.itemsize}"
-        bits = a.view(word) != b.view(word)
-        if bits.any():
-            bits &= ~(np.isnan(a) & np.isnan(b))
-        differing = int(np.count_nonzero(bits))
-        if a.dtype.kind in "iu":
-            steps = 0
-            if differing:
-                steps = int(np.abs(a.astype(np.int64) - b.astype(np.int64)).max(initial=0))
+    if a.dtype == b.dtype and a.dtype.kind in "iu":
+        steps = 0
+        if differing:
+            steps = int(np.abs(a.astype(np.int64) - b.astype(np.int64)).max(initial=0))
     one = _reals(a, infos[0])
     other = one if not differing and infos[0] == infos[1] else _reals(b, infos[1])
     finite = one[np.isfinite(one)]
@@ -196,12 +190,11 @@ def _of_piece(a: Array, b: Array, infos: _Infos, begin: int, tolerance: Toleranc
         if other is one or (not wide and np.array_equal(one, other)):
             # The usual case; the rest would find no difference and take ten times as long.
             return replace(found, powers=(float(one @ one), 0.0))
-        gap = np.abs(one - other)
-        gap[(one == other) | (np.isnan(one) & np.isnan(other))] = 0.0
-        gap[np.isnan(gap)] = math.inf
+        gap = _gap(one, other)
         if wide:
             gap[(gap == 0) & (a != b)] = 1.0
-        outside = (gap > tolerance.atol + tolerance.rtol * np.abs(one)) | np.isinf(gap)
+        allowed = tolerance.atol + tolerance.rtol * np.abs(one)
+        outside = (gap > allowed) | np.isinf(gap)
         powers = float(one @ one), float(gap @ gap)
     found = replace(found, outside=int(np.count_nonzero(outside)), powers=powers)
     place = int(gap.argmax())
@@ -209,6 +202,25 @@ def _of_piece(a: Array, b: Array, infos: _Infos, begin: int, tolerance: Toleranc
         return found
     values = float(one[place]), float(other[place])
     return replace(found, max_abs=float(gap[place]), worst=(begin + place,), worst_values=values)
+
+
+def _count_differing(a: Array, b: Array) -> int:
+    """Number of elements whose bits differ; all of them if the types do."""
+    if a.dtype != b.dtype:
+        return a.size
+    word = f"u{a.itemsize}"
+    bits = a.view(word) != b.view(word)
+    if bits.any():
+        bits &= ~(np.isnan(a) & np.isnan(b))
+    return int(np.count_nonzero(bits))
+
+
+def _gap(one: Floats, other: Floats) -> Floats:
+    """|one - other| by element: 0 for two NaN or equal infinities, infinite if only one number is NaN."""
+    gap = np.abs(one - other)
+    gap[(one == other) | (np.isnan(one) & np.isnan(other))] = 0.0
+    gap[np.isnan(gap)] = math.inf
+    return gap
 
 
 def _reals(array: Array, info: TensorInfo | None) -> Floats:

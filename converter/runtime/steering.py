@@ -173,7 +173,9 @@ class _Met:
         clamped = [limit.end for limit in self.ends.values() if limit.clamps]
         entries = min(filter(None, tables), default=0)
         unknown = self.unknown - {"decided"} if entries else self.unknown
-        if unknown or self.changed - self.ends.keys() or 0 in (*tables, *clamped):
+        changed_alone = self.changed - self.ends.keys()
+        has_open_end = 0 in (*tables, *clamped)
+        if unknown or changed_alone or has_open_end:
             return entries, None
         if entries:
             return entries, entries
@@ -187,20 +189,20 @@ def _takes_any(operator: Operator, place: int) -> bool:
     kind = KINDS.get(name)
     if kind is None:
         return False
-    if name in _CALLS or name == "ASSIGN_VARIABLE" or (place == 0 and name in _BOUNDED | _CHOICES):
+    if name in _CALLS or name == "ASSIGN_VARIABLE" or kind.effect is Effect.PRODUCT:
         return True
-    if kind.effect is Effect.PRODUCT:
+    if place == 0 and name in _BOUNDED | _CHOICES:
         return True
     if not kind.has_data_at(place):
         return False
-    given = operator.input(place)
     if kind.effect is not Effect.ELEMENTWISE:
         return kind.copies or name in _ANY_DATA
+    given = operator.input(place)
     if given.dtype.is_float or given.dtype is DType.BOOL or given.is_quantized:
         return True
-    return name in _ANY_INTEGER or (
-        name in _DIVISIONS and place == 0 and _is_positive(operator.input(1))
-    )
+    if name in _DIVISIONS:
+        return place == 0 and _is_positive(operator.input(1))
+    return name in _ANY_INTEGER
 
 
 def _is_positive(tensor: Tensor) -> bool:
@@ -217,8 +219,11 @@ def _results(operator: Operator, place: int, reached: _Reached) -> Iterator[_Rea
     how = reached.how
     if how == "same" and not (kind.copies or name == "CAST"):
         how = "changed"
-    element = reached.element if name in _KEEPS_PLACES else _joined_place(operator, place, reached)
-    for result in operator.outputs if is_choice else kind.data_results(operator.outputs):
+    element = reached.element
+    if name not in _KEEPS_PLACES:
+        element = _joined_place(operator, place, reached)
+    results = operator.outputs if is_choice else kind.data_results(operator.outputs)
+    for result in results:
         yield _Reached(result, "decided" if result.dtype is DType.BOOL else how, element)
 
 
@@ -249,28 +254,39 @@ def _limit(operator: Operator, place: int, element: int | None) -> _Limit | None
             return _Limit(_size(operator.input(1), 0))
         case "GATHER_ND", 1:
             count = max(operator.input(1).shape[-1:], default=0)
-            return _Limit(min((_size(operator.input(0), axis) for axis in range(count)), default=0))
+            sizes = [_size(operator.input(0), axis) for axis in range(count)]
+            return _Limit(min(sizes, default=0))
         case "ONE_HOT", 0:
             depth = operator.input(1)
             is_known = depth.has_numbers and depth.elements
             return _Limit(int(depth.array().ravel()[0]) if is_known else 0, clamps=True)
         case "DYNAMIC_UPDATE_SLICE", 2:
-            table = operator.input(0)
-            part = operator.input(1)
-            axes = range(len(table.shape)) if element is None else (element,)
-            rooms = [0]
-            for axis in axes:
-                if not _size(table, axis) or not _size(part, axis):
-                    return _Limit(0, clamps=True)
-                rooms.append(_size(table, axis) - _size(part, axis))
-            return _Limit(max(rooms) + 1, clamps=True)
+            end = _end_of_updates(operator.input(0), operator.input(1), element)
+            return _Limit(end, clamps=True)
         case "SLICE", 1 if operator.input(2).has_numbers:
-            data = operator.input(0)
-            sizes = operator.input(2).array().ravel().tolist()
-            places = [axis for axis in range(len(sizes)) if element in (None, axis)]
-            rooms = [_size(data, axis) - sizes[axis] if sizes[axis] >= 0 else -1 for axis in places]
-            return _Limit(max(min(rooms, default=-1) + 1, 0))
+            return _Limit(_end_of_slices(operator.input(0), operator.input(2), element))
     return None
+
+
+def _end_of_updates(table: Tensor, part: Tensor, element: int | None) -> int:
+    """The end of the starts at which a part fits into a table, on the axis with the most room; 0 if unknown."""
+    axes = range(len(table.shape)) if element is None else (element,)
+    end = 1
+    for axis in axes:
+        if not _size(table, axis) or not _size(part, axis):
+            return 0
+        end = max(end, _size(table, axis) - _size(part, axis) + 1)
+    return end
+
+
+def _end_of_slices(data: Tensor, lengths: Tensor, element: int | None) -> int:
+    """The end of the starts from which a slice stays inside on every axis; 0 if unknown."""
+    ends: list[int] = []
+    for axis, length in enumerate(lengths.array().ravel().tolist()):
+        if element in (None, axis):
+            is_to_the_end = length < 0  # from any start
+            ends.append(0 if is_to_the_end else _size(data, axis) - length + 1)
+    return max(min(ends, default=0), 0)
 
 
 def _size(tensor: Tensor, axis: int) -> int:
