@@ -43,18 +43,25 @@ class BalancedNorms(Pass):
             return
         error = 0.0
         for addition, norm in residual_sums(context.subgraph):
-            wanted = addition.name == "ADD" and error < 0
-            is_linear = _is_linear(body_of(context.model, norm))
-            negates = wanted and is_linear and _has_negative(norm.input(1))
-            if negates:
-                yield Site(addition, partial(_build, context, addition, norm))
-            elif wanted:
-                text = "the norm's weights are not symmetric int16 constants that have a negative"
-                if not is_linear:
-                    text = "the norm's body does more with its weights than multiply by them"
-                yield Site(addition, reason=Reason(Why.QUANTIZATION, text))
+            is_negated = addition.name == "SUB"
+            if not is_negated and error < 0:
+                text = _why_not(context, norm)
+                if text:
+                    yield Site(addition, reason=Reason(Why.QUANTIZATION, text))
+                else:
+                    yield Site(addition, partial(_build, context, addition, norm))
+                    is_negated = True
             half_a_step = step_of(norm.outputs[0]) / 2
-            error += half_a_step if negates or addition.name == "SUB" else -half_a_step
+            error += half_a_step if is_negated else -half_a_step
+
+
+def _why_not(context: Context, norm: Operator) -> str:
+    """Why a norm cannot be negated; empty if it can."""
+    if not _is_linear(body_of(context.model, norm)):
+        return "the norm's body does more with its weights than multiply by them"
+    if not _has_negative(norm.input(1)):
+        return "the norm's weights are not symmetric int16 constants that have a negative"
+    return ""
 
 
 def residual_sums(graph: Subgraph) -> Iterator[tuple[Operator, Operator]]:
@@ -67,7 +74,8 @@ def residual_sums(graph: Subgraph) -> Iterator[tuple[Operator, Operator]]:
         if one is other or one.shape != other.shape:
             continue
         # The norm of a SUB is the second operand.
-        for normed in (other, one) if addition.name == "ADD" else (other,):
+        operands = (other, one) if addition.name == "ADD" else (other,)
+        for normed in operands:
             norm = normed.producer
             alone = not read_outside(graph, normed, [addition])
             if alone and norm is not None and _is_int16_norm(norm):
@@ -91,14 +99,15 @@ def _is_linear(body: Subgraph) -> bool:
         return False
     tensor = body.inputs[1]
     while tensor is not body.outputs[0]:
-        readers = tensor.consumers
-        if len(readers) != 1 or readers[0].name not in _LINEAR:
+        if len(tensor.consumers) != 1:
             return False
-        (reader,) = readers
-        if reader.name == "MUL" and (
-            reader.option("fused_activation_function") or reader.input(0) is reader.input(1)
-        ):
+        (reader,) = tensor.consumers
+        if reader.name not in _LINEAR:
             return False
+        if reader.name == "MUL":
+            is_square = reader.input(0) is reader.input(1)
+            if is_square or reader.option("fused_activation_function"):
+                return False
         tensor = reader.output
     return True
 

@@ -78,14 +78,14 @@ def _read(node: _Node) -> list[_Node]:
     if maker is None or maker.name in _LIMITED:
         return []
     data = KINDS[maker.code.name].data_operands(maker.inputs)
-    if node.is_operand and maker.name in _PRODUCTS:
-        return []
     if node.is_operand:
+        if maker.name in _PRODUCTS:
+            return []
         return [_Node(tensor, is_operand=True) for tensor in data]
     if multiplies_activations(maker):
-        left = _Node(maker.input(0), is_operand=True)
-        right = _Node(maker.input(1), is_operand=True)
-        return [left, right, *(_Node(bias) for bias in maker.inputs[2:] if bias is not None)]
+        left, right, *biases = maker.given
+        operands = [_Node(left, is_operand=True), _Node(right, is_operand=True)]
+        return operands + [_Node(bias) for bias in biases]
     return [_Node(tensor) for tensor in data] if maker.name in _RULES else []
 
 
@@ -141,11 +141,10 @@ def _is_plain(maker: Operator, result: Tensor) -> bool:
     """True if a result holds real numbers, clipped by nothing but a range that includes 0."""
     if maker.options is not None and maker.options.fields.get("fused_activation_function"):
         return False
-    data = KINDS[maker.code.name].data_operands(maker.inputs)
-    if maker.name in _COPYING and not all(
-        same_quantization(t.quantization, result.quantization) for t in data
-    ):
-        return False
+    if maker.name in _COPYING:
+        for operand in KINDS[maker.name].data_operands(maker.inputs):
+            if not same_quantization(operand.quantization, result.quantization):
+                return False
     if result.dtype.is_float:
         return True
     parameters = result.quantization if result.dtype in (DType.INT8, DType.INT16) else None

@@ -108,23 +108,37 @@ def _build(
                 select,
                 select.outputs[0],
             )
+    site = _masked_softmax(select, softmax, path)
+    magnitude = magnitudes.of(site.logits)
+    if magnitude.most > -LOWEST_ROW_MAXIMUM:
+        text = "another mask may hide some of these logits: rows that only both masks together hide would change"
+        raise RefusedError(Why.MASK, text, select, magnitude.source)
+    make = Assembly(context.model, context.constants)
+    if select.outputs[0].dtype is DType.FLOAT32:
+        return _in_floats(context, site, make)
+    return _in_codes(context, site, make)
+
+
+def _masked_softmax(select: Operator, softmax: Operator, path: list[Operator]) -> MaskedSoftmax:
+    """The operands of a SELECT by their meaning; raises RefusedError if an ADD cannot mask as it does."""
     condition = select.input(0)
-    operands = (select.input(1), select.input(2))
     result = select.outputs[0]
-    parameters = result.quantization
-    is_integer = (
-        result.dtype in _QUANTIZED and parameters is not None and len(parameters.scale) == 1
-    )
-    if result.dtype is not DType.FLOAT32 and not is_integer:
+    parameters = result.quantization if result.dtype in _QUANTIZED else None
+    has_one_scale = parameters is not None and len(parameters.scale) == 1
+    if result.dtype is not DType.FLOAT32 and not has_one_scale:
         raise RefusedError(
             Why.QUANTIZATION, "logits are neither float32 nor quantized", select, result
         )
     if select.name == "SELECT" and condition.shape not in ((), result.shape):
         raise RefusedError(Why.MASK, "SELECT's condition chooses whole rows", select, condition)
-    constants = [_uniform(tensor, parameters if is_integer else None) for tensor in operands]
-    masked_when = constants[0] is not None
-    masked, logits = operands if masked_when else operands[::-1]
-    constant = constants[0 if masked_when else 1]
+    masked = select.input(1)
+    logits = select.input(2)
+    constant = _uniform(masked, parameters)
+    masked_when = constant is not None
+    if constant is None:
+        masked = select.input(2)
+        logits = select.input(1)
+        constant = _uniform(masked, parameters)
     if constant is None:
         raise RefusedError(
             Why.MASK, "no operand of the SELECT is a uniform constant", select, masked
@@ -136,13 +150,7 @@ def _build(
     if not constant <= _HIDDEN:
         text = "the mask constant is too close to the logits for an ADD to hide them"
         raise RefusedError(Why.MASK, text, select, masked, f"at most {_HIDDEN:g}", f"{constant:g}")
-    magnitude = magnitudes.of(logits)
-    if magnitude.most > -LOWEST_ROW_MAXIMUM:
-        text = "another mask may hide some of these logits: rows that only both masks together hide would change"
-        raise RefusedError(Why.MASK, text, select, magnitude.source)
-    site = MaskedSoftmax(select, softmax, path, condition, logits, constant, masked_when)
-    make = Assembly(context.model, context.constants)
-    return _in_codes(context, site, make) if is_integer else _in_floats(context, site, make)
+    return MaskedSoftmax(select, softmax, path, condition, logits, constant, masked_when)
 
 
 def _uniform(tensor: Tensor, parameters: Quantization | None) -> float | None:

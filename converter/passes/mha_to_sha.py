@@ -45,19 +45,9 @@ class MhaToSha(Pass):
                 yield Site(match.softmax, reason=match.reason, is_settled=not match.is_attention)
             else:
                 yield _site(context, match)
-        answers: dict[Hashable, bool] = {}
-        for operator in context.subgraph.operators:
-            called = tuple(subgraph_indices(operator.options))
-            if not called:
-                continue
-            arguments = operator.inputs if operator.name == COMPOSITE else ()
-            # Composites of one body have one answer if the same arguments are constants.
-            key = called, tuple(one is not None and one.is_constant for one in arguments)
-            if key not in answers:
-                answers[key] = _calls_attention(context, operator, arguments)
-            if answers[key]:
-                text = "attention may be in a graph that it calls, which is not rewritten"
-                yield Site(operator, reason=Reason(Why.PATTERN, text))
+        for operator in _callers(context):
+            text = "attention may be in a graph that it calls, which is not rewritten"
+            yield Site(operator, reason=Reason(Why.PATTERN, text))
 
 
 def left_over(
@@ -98,6 +88,22 @@ def _has_several(match: Match) -> bool:
     return match.is_attention and any(product.several for product in filter(None, products))
 
 
+def _callers(context: Context) -> Iterator[Operator]:
+    """Operators that call a graph in which there may be attention of several heads."""
+    answers: dict[Hashable, bool] = {}
+    for operator in context.subgraph.operators:
+        called = tuple(subgraph_indices(operator.options))
+        if not called:
+            continue
+        arguments = operator.inputs if operator.name == COMPOSITE else ()
+        # Composites of one body have one answer if the same arguments are constants.
+        key = called, tuple(one is not None and one.is_constant for one in arguments)
+        if key not in answers:
+            answers[key] = _calls_attention(context, operator, arguments)
+        if answers[key]:
+            yield operator
+
+
 def _calls_attention(
     context: Context, operator: Operator, arguments: Sequence[Tensor | None]
 ) -> bool:
@@ -125,30 +131,35 @@ def _may_attend(graph: Subgraph, arguments: Sequence[Tensor | None]) -> bool:
 
 
 def _site(context: Context, block: Block) -> Site:
-    """Heads and rows are cut in one rewrite, so that a tile's heads are joined to finished rows."""
+    """The site of a block, or the reason why it is neither split into heads nor cut into rows.
+
+    Heads and rows are cut in one rewrite, so that a tile's heads are joined to finished rows.
+    """
     target = context.target.for_attention(block)
-    heads = block.heads
+    is_single = block.heads == 1
     note = ""
-    site = partial(Site, block.softmax, heads=heads, kv_heads=block.kv_heads)
-    no_gain = context.target.no_gain(context.signature, block) if heads > 1 else ""
+    site = partial(Site, block.softmax, heads=block.heads, kv_heads=block.kv_heads)
+    no_gain = "" if is_single else context.target.no_gain(context.signature, block)
     if no_gain:
         text = f"target '{context.target.name}' gains nothing from splitting {no_gain}"
         return site(reason=Reason(Why.NO_GAIN, text), is_settled=True)
     try:
         tiled = _tiled(target, block)
     except RefusedError as refused:
-        if heads == 1:
+        if is_single:
             return Site(block.softmax, reason=refused.reason)
         tiled = block
         note = f"rows are not cut: {refused}"
-    if heads == 1 and tiled is block:
+    if is_single and tiled is block:
         return site(reason=Reason(Why.SINGLE_HEAD, "already single-head"), is_settled=True)
-    preferred = target.form
-    if heads == 1 or preferred == AS_FOUND:
-        preferred = "split" if heads == 1 or block.merged else "unpack"
     builds = {name: partial(_build, context, tiled, form, note) for name, form in FORMS.items()}
+    if is_single:
+        return site(build=builds["split"])
+    preferred = target.form
+    if preferred == AS_FOUND:
+        preferred = "split" if block.merged else "unpack"
     build = builds.pop(preferred)
-    return site(build=build, others=builds if heads > 1 else {})
+    return site(build=build, others=builds)
 
 
 def _tiled(target: Target, block: Block) -> Block:
@@ -181,7 +192,9 @@ def _build(context: Context, block: Block, form: Form, note: str) -> Rewrite:
     rewrite = context.rewrite(
         old, new, note=note, parts=(block.output, block.factored), check=check
     )
-    for operator in rewrite.new if block.heads > 1 else ():
+    if block.heads == 1:
+        return rewrite
+    for operator in rewrite.new:
         if operator in block.core and (is_product(operator) or operator.name == "SOFTMAX"):
             raise RefusedError(
                 Why.SHARED_RESULT,

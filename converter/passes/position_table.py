@@ -3,8 +3,10 @@
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.positions import Rotary, exact_constants, find_rotary
@@ -48,9 +50,8 @@ class PositionTable(Pass):
 
 
 def _build(context: Context, rotary: Rotary) -> Rewrite:
-    position = rotary.position
     result = rotary.result
-    axis = rotary.axes[rotary.result]
+    axis = rotary.axes[result]
     parameters = None if result.dtype.is_float else result.quantization
     if result.dtype is not DType.FLOAT32 and (parameters is None or len(parameters.scale) != 1):
         raise RefusedError(
@@ -58,40 +59,59 @@ def _build(context: Context, rotary: Rotary) -> Rewrite:
         )
     count, note = _counted(context, rotary)
     values = rotary.values(count)
-    tolerance = _ROUNDING
+    inexact = 0.0
     if parameters is not None:
-        # Half a step, plus the excess of cosines over the range, which calibration measured at few positions.
+        inexact = step_of(result) / 2
+        # The excess of cosines over the range, which calibration measured at few positions.
         lowest, highest = real_range(result)
         beyond = max(0.0, float(values.max()) - highest, lowest - float(values.min()))
-        tolerance += step_of(result) / 2 + (beyond if beyond <= _MOST_CUT else 0.0)
+        if beyond <= _MOST_CUT:
+            inexact += beyond
         values = nearest_codes(values, result)
     make = Assembly(context.model, context.constants)
-    index = position
-    for name, bound in (("MAXIMUM", 0), ("MINIMUM", count - 1)):
-        number = np.asarray(bound, position.dtype.numpy)
-        limit = context.constants.make("positions/constant", number, position.dtype)
-        index = make.emit(name, [index, limit], replace(position, name=f"positions/{name.lower()}"))
-    if len(position.shape) != 1:
-        index = make.reshape_to(
-            index, Tensor("positions/flat", (position.elements,), position.dtype)
-        )
-    first, second = np.array_split(values, 2, axis=-1)
-    is_doubled = axis != values.ndim - 1 and np.array_equal(first, second)
-    stored = np.ascontiguousarray(first if is_doubled else values)
-    table = context.constants.make("positions/table", stored, result.dtype, result.quantization)
-    if is_doubled:
-        half = make.tensor("positions/half", (*result.shape[:-1], first.shape[-1]), result)
-        make.emit("GATHER", [table, index], half, axis=axis)
-        make.emit("CONCATENATION", [half, half], result, axis=len(result.shape) - 1)
-    else:
-        make.emit("GATHER", [table, index], result, axis=axis)
+    index = _row_index(make, rotary.position, count)
+    _look_up(make, values, index, result, axis)
     exact = "has the exact frequencies of the export" if rotary.is_exact else ""
     return context.rewrite(
         rotary.operators,
         make.finished(result),
         note="; ".join(filter(None, (note, exact))),
-        check=Table(tolerance, count, Reference(rotary.form.operators, rotary.form.result)),
+        check=Table(
+            _ROUNDING + inexact, count, Reference(rotary.form.operators, rotary.form.result)
+        ),
     )
+
+
+def _row_index(make: Assembly, position: Tensor, count: int) -> Tensor:
+    """The rows of the table for the positions, `[T]`: `min(max(p, 0), count - 1)`."""
+    index = position
+    for name, bound in (("MAXIMUM", 0), ("MINIMUM", count - 1)):
+        number = np.asarray(bound, position.dtype.numpy)
+        limit = make.constants.make("positions/constant", number, position.dtype)
+        index = make.emit(name, [index, limit], replace(position, name=f"positions/{name.lower()}"))
+    if len(position.shape) == 1:
+        return index
+    return make.reshape_to(index, Tensor("positions/flat", (position.elements,), position.dtype))
+
+
+def _look_up(
+    make: Assembly, values: NDArray[Any], index: Tensor, result: Tensor, axis: int
+) -> None:
+    """Define the result as rows of a table; if both halves of every row are equal, the table has one of them.
+
+    table [.., S, .., H]   -> GATHER -> result [.., T, .., H]
+    table [.., S, .., H/2] -> GATHER -> half [.., T, .., H/2] -> CONCATENATION(half, half) -> result
+    """
+    first, second = np.array_split(values, 2, axis=-1)
+    is_doubled = axis != values.ndim - 1 and np.array_equal(first, second)
+    stored = np.ascontiguousarray(first if is_doubled else values)
+    table = make.constants.make("positions/table", stored, result.dtype, result.quantization)
+    if not is_doubled:
+        make.emit("GATHER", [table, index], result, axis=axis)
+        return
+    half = make.tensor("positions/half", (*result.shape[:-1], first.shape[-1]), result)
+    make.emit("GATHER", [table, index], half, axis=axis)
+    make.emit("CONCATENATION", [half, half], result, axis=len(result.shape) - 1)
 
 
 def _counted(context: Context, rotary: Rotary) -> tuple[int, str]:

@@ -47,8 +47,10 @@ def _mask_chain(last: Operator) -> list[Operator]:
             break
         chain.insert(0, source.producer)
         source = _carried(source.producer)
+    if source is None or source.dtype is not DType.BOOL:
+        return []
     names = [operator.name for operator in chain if operator.name != "LOGICAL_NOT"]
-    return chain if source is not None and source.dtype is DType.BOOL and names in _ORDERS else []
+    return chain if names in _ORDERS else []
 
 
 def _carried(operator: Operator) -> Tensor | None:
@@ -92,22 +94,24 @@ def _evaluated(chain: Iterable[Operator], flag: int) -> int:
         if operator.name == "LOGICAL_NOT":
             real = 1.0 - real
         elif operator.name == "MUL":
-            real *= next(t for t in operator.inputs if t is not None and t.is_constant).real()
+            factor = next(tensor for tensor in operator.given if tensor.is_constant)
+            real *= factor.real()
             if operator.option("fused_activation_function"):
                 raise RefusedError(Why.MASK, "the mask is clipped by a fused activation", operator)
         if not np.isfinite(real):
             text = "the mask has a value that no integer represents"
             raise RefusedError(Why.MASK, text, operator, output, "a finite one", str(real))
-        if output.quantization is not None and output.is_quantized and not output.dtype.is_float:
-            if output.quantization.is_per_axis or not output.quantization.scale[0]:
-                raise RefusedError(
-                    Why.QUANTIZATION, "an integer mask needs one scale", operator, output
-                )
-            if abs(real / step_of(output)) >= _INT32:
-                text = "the mask has a value that kernels do not clip alike"
-                raise RefusedError(
-                    Why.MASK, text, operator, output, "less than 2^31 steps", f"{real:g}"
-                )
-            stored = int(nearest_codes(real, output))
-            real = output.quantization.real(stored)
+        parameters = output.quantization
+        if parameters is None or not output.is_quantized or output.dtype.is_float:
+            continue
+        if parameters.is_per_axis or not parameters.scale[0]:
+            text = "an integer mask needs one scale"
+            raise RefusedError(Why.QUANTIZATION, text, operator, output)
+        if abs(real / step_of(output)) >= _INT32:
+            text = "the mask has a value that kernels do not clip alike"
+            raise RefusedError(
+                Why.MASK, text, operator, output, "less than 2^31 steps", f"{real:g}"
+            )
+        stored = int(nearest_codes(real, output))
+        real = parameters.real(stored)
     return stored

@@ -68,16 +68,19 @@ def unread_caches(model: Model) -> Iterator[UnreadCache]:
         for name, tensor in signature.inputs.items():
             if cache_of(tensor_info(tensor, name)) == name:
                 caches.append((signature, name, tensor))
-    readers = dict[tuple[str, Shape], tuple[str, Tensor]]()
-    disagreeing = set[tuple[str, Shape]]()
+    readers: dict[tuple[str, Shape], tuple[str, Tensor]] = {}
+    disagreeing: set[tuple[str, Shape]] = set()
     for signature, name, tensor in caches:
         if tensor.consumers:
-            _, first = readers.setdefault((name, tensor.shape), (signature.key, tensor))
+            place = name, tensor.shape
+            _, first = readers.setdefault(place, (signature.key, tensor))
             if not same_type(tensor, first):
-                disagreeing.add((name, tensor.shape))
+                disagreeing.add(place)
     for signature, name, tensor in caches:
         place = name, tensor.shape
-        reader, read = readers.get(place, ("", tensor))
-        is_unread = not tensor.consumers and not signature.subgraph.is_output(tensor)
-        if is_unread and place not in disagreeing and not same_type(tensor, read):
+        is_read = tensor.consumers or signature.subgraph.is_output(tensor)
+        if is_read or place in disagreeing or place not in readers:
+            continue
+        reader, read = readers[place]
+        if not same_type(tensor, read):
             yield UnreadCache(signature.key, name, tensor, reader, read)
