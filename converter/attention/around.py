@@ -72,8 +72,8 @@ def find_mask(softmax: Operator) -> Tensor | None:
         if operator.name not in MASKING:
             continue
         for tensor in operator.given:
-            above = [] if tensor.producer is None else products_above([tensor.producer]).products
-            if tensor.elements > 1 and not above:
+            makers = [] if tensor.producer is None else [tensor.producer]
+            if tensor.elements > 1 and not products_above(makers).products:
                 return tensor
     return None
 
@@ -167,11 +167,13 @@ def tail_of(products: ValueProducts) -> list[Tensor]:
     for tensor in islice(reached, DEEPEST):  # the list grows during the loop
         for reader in tensor.consumers:
             result = reader.outputs[0]
+            if result in parts:
+                continue
             held = [parts[operand] for operand in reader.inputs if operand in parts]
             maps = _maps(reader, tensor, _REARRANGED) and len(reader.outputs) == 1
             # All inputs are made of products: the ADD of two segments of keys, or a gate.
             combines = reader.name in ELEMENTWISE and len(held) == len(reader.inputs)
-            if (maps or combines) and result not in parts:
+            if maps or combines:
                 parts[result] = frozenset().union(*held)
                 reached.append(result)
     return [tensor for tensor in reached[:DEEPEST] if len(parts[tensor]) == len(products)]

@@ -39,7 +39,7 @@ class Assembly:
         """A new tensor with the type of `like`, and its quantization unless another is given.
 
         Raises:
-            RefusedError: the quantization is per axis, and the axes are others.
+            RefusedError: the quantization is per axis, and the shape is not that of `like`.
         """
         own = quantization or like.quantization
         if own is not None and own.is_per_axis and shape != like.shape:

@@ -83,9 +83,10 @@ def multiplied(product: Operator, side: int) -> Places:
             Why.INVALID_MODEL, "the recorded shapes are inconsistent", product, operand
         )
     summed = contracted_axis(product, side)
+    kept = last - 1 if summed == last else last
     places: list[int | None] = [*aligned(operand, rank)]
     places[summed] = None
-    places[2 * last - 1 - summed] = rank - 2 + side
+    places[kept] = rank - 2 + side
     return places
 
 

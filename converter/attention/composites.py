@@ -41,27 +41,30 @@ class Composite(Rule):
         if _may_count(found.attributes):
             text = "an attribute of the composite may count heads"
             raise RefusedError(Why.OPERATOR, text, of.operator)
+        mixes = "the body of a composite mixes heads"
         labels: dict[Tensor, Factored] = {}
         for inner in self._inner.upwards([Labelled(body.outputs[0], of.factored)]):
             own = fx.canonical(inner.factored)
             if labels.setdefault(inner.tensor, own) != own:
-                raise inner.refusal("the body of a composite mixes heads")
+                raise inner.refusal(mixes)
             self._check(inner, body)
         cut = {tensor for tensor, own in labels.items() if fx.piece_count(own) > 1}
         shared = labels.keys() - cut
-        if not cut.isdisjoint(backward_slice(shared)[1]):
-            raise RefusedError(Why.HEADS, "the body of a composite mixes heads", of.operator)
-        inputs = enumerate(body.inputs)
-        return {place: labels.get(tensor, fx.plain(tensor.shape)) for place, tensor in inputs}
+        _, above_shared = backward_slice(shared)
+        if not cut.isdisjoint(above_shared):
+            raise RefusedError(Why.HEADS, mixes, of.operator)
+        factors: Factors = {}
+        for place, argument in enumerate(body.inputs):
+            factors[place] = labels.get(argument, fx.plain(argument.shape))
+        return factors
 
     def _check(self, inner: Labelled, body: Subgraph) -> None:
         """Raise RefusedError if heads would read different parts of a constant, or the label ends inside the body."""
         tensor = inner.tensor
         if inner.pieces == 1:
             return
-        if tensor.is_constant or (
-            tensor.quantization is not None and tensor.quantization.is_per_axis
-        ):
+        has_scales = tensor.quantization is not None and tensor.quantization.is_per_axis
+        if tensor.is_constant or has_scales:
             raise inner.refusal("the body of a composite is not the same for all heads")
         if tensor not in body.inputs and self._inner.is_end(inner):
             missing = RefusedError(

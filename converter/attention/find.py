@@ -150,8 +150,10 @@ def _block(search: HeadSearch) -> Block:
     result = product.outputs[0]
     operand = search.values[product]
     head_size = result.shape[-1 - operand]
-    piece = fx.piece_shape(trace.products.get(product, fx.plain(result.shape)), keep=True)
-    if math.prod(softmax.outputs[0].shape[:-2]) > merged.pieces * math.prod(piece[:-2]):
+    own = trace.products.get(product, fx.plain(result.shape))
+    piece = fx.piece_shape(own, keep=True)
+    matrices = merged.pieces * math.prod(piece[:-2])
+    if math.prod(softmax.outputs[0].shape[:-2]) > matrices:
         text = "the probabilities have more matrices than the value product"
         raise RefusedError(Why.HEADS, text, softmax)
     rows = result.elements // head_size  # of all heads, N * B * T
@@ -175,15 +177,16 @@ def _block(search: HeadSearch) -> Block:
 def _kv_heads(search: HeadSearch, trace: Trace) -> int:
     """K: the number of different keys or values among heads, before any repeat for several heads."""
     counts = [1]
+    operands = search.operands
     for product, factored in trace.products.items():
         result = Labelled(product.outputs[0], factored)
-        values = search.operands.above(result)[1 - search.values[product]]
-        for of in search.operands.upwards([values], is_product):
-            if search.operands.is_end(of, is_product):
+        values = operands.above(result)[1 - search.values[product]]
+        for of in operands.upwards([values], is_product):
+            if operands.is_end(of, is_product):
                 # Heads that a product made are different.
                 counts.append(of.pieces)
             elif of.operator.name in _JOINING:
-                parts = set(search.operands.above(of).values())
+                parts = set(operands.above(of).values())
                 if all(part.pieces < of.pieces for part in parts):
                     counts.append(sum(part.pieces for part in parts))
     return max(counts)
@@ -251,9 +254,8 @@ def _unexplained(pairs: Iterable[Pair], found: Mapping[Operator, Match]) -> Iter
     skipped: set[Operator] = set()
     for anchor, match in found.items():
         if isinstance(match, Block):
-            in_blocks.update(
-                match.products, match.logits or products_above(producers(anchor)).products
-            )
+            scores = match.logits or products_above(producers(anchor)).products
+            in_blocks.update(match.products, scores)
         elif match.is_attention:
             skipped |= products_around(anchor)
     operands = OperandFactors()
@@ -263,7 +265,8 @@ def _unexplained(pairs: Iterable[Pair], found: Mapping[Operator, Match]) -> Iter
         operators = {end.operator for end in pair.products}
         if skipped.isdisjoint(operators):
             values = pair.second.operator
-            yield NotABlock(_no_attention_above(values, found) or values, pair.refusal().reason)
+            anchor = _no_attention_above(values, found) or values
+            yield NotABlock(anchor, pair.refusal().reason)
         skipped |= operators
 
 

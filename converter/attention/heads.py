@@ -10,7 +10,7 @@ if they lie there as heads do: on batch axes, then in the outer part of the rows
 """
 
 import math
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Collection, Container, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -83,9 +83,9 @@ class HeadSearch:
                 return None
         found: dict[bool, list[Labelled]] = {True: [], False: []}
         for tensor in self._tail:
-            width = tensor.shape[-1] if tensor.shape else 1
+            beside, width = (1, 1, *tensor.shape)[-2:]
             merged = width > size
-            count = width // size if merged else (1, 1, *tensor.shape)[-2]
+            count = width // size if merged else beside
             if width % size or count == 1 or not self._are_heads(tensor, count, merged=merged):
                 continue
             factored = _beside(tensor, Factor(count, 1), Factor(size), merged=merged)
@@ -111,19 +111,24 @@ class HeadSearch:
         strides = [digit.stride for digit in digits]
         if strides != sorted(strides, reverse=True):
             return False
-        rows = own[self._rows]
-        in_rows = [digit in digits for digit in rows]
-        others = [axis for axis in range(len(own) - 2) if not set(digits) & set(own[axis])]
+        others = [axis for axis in range(len(own) - 2) if set(digits).isdisjoint(own[axis])]
         if any(map(self._holds_heads, others)):
             return False
         if merged:
-            if any(map(self._is_of_channels, others)):
-                return False
-            if in_rows and all(in_rows):
-                self._check_merged(rows)
-            return True
+            return self._are_merged_heads(own[self._rows], digits, others)
+        in_rows = [digit in digits for digit in own[self._rows]]
         is_sequence = any(in_rows) and (in_rows[-1] or not in_rows[0])
         return not is_sequence and all(map(fx.only_labels, own[:-2]))
+
+    def _are_merged_heads(
+        self, rows: Axis, digits: Collection[Factor], others: Iterable[int]
+    ) -> bool:
+        """True if the batch axes without `digits`, those of the heads, are windows; `rows` are the product's."""
+        if any(map(self._is_of_channels, others)):
+            return False
+        if rows and all(digit in digits for digit in rows):
+            self._check_merged(rows)
+        return True
 
     def _check_merged(self, rows: Axis) -> None:
         """Raise RefusedError if rows beside the head size may be the sequence, as in `[B, T*H]` before a classifier.
@@ -147,18 +152,22 @@ class HeadSearch:
         elif len(self.values) > 1 and math.prod(lead) > 1:
             text = "the probabilities weigh several values, and these products are never summed"
             raise RefusedError(Why.PATTERN, text, self.softmax)
-        is_batch = not (self._has_own_weights() or self._holds_heads(0))
-        if not is_batch or (len(lead) > 1 and self._is_of_channels(0)):
-            axes = _heads_of_axes(lead, 0)
-        elif len(lead) == 1:
-            axes = self._heads_of_axis(output)
-        else:
-            axes = _heads_of_axes(lead, 1)
-        found = Labelled(output, axes + fx.plain(output.shape[-2:]))
+        found = Labelled(output, self._batch_layout(output) + fx.plain(output.shape[-2:]))
         if found.pieces == 1:
             return None
         self._check_rows()
         return found
+
+    def _batch_layout(self, output: Tensor) -> Factored:
+        """The layout of the batch axes: `[B, (K), (G)]`, `[(B)(N)]`, or `[(K), (G)]` if none is the model's batch."""
+        lead = output.shape[:-2]
+        if self._has_own_weights() or self._holds_heads(0):
+            return _heads_of_axes(lead, 0)
+        if len(lead) == 1:
+            return self._heads_of_axis(output)
+        if len(lead) > 1 and self._is_of_channels(0):
+            return _heads_of_axes(lead, 0)
+        return _heads_of_axes(lead, 1)
 
     def _heads_of_axis(self, output: Tensor) -> Factored:
         """The layout of a single batch axis, `[(B)(N)]`; B is the least outermost part of it in all its sources."""
@@ -193,8 +202,8 @@ class HeadSearch:
             if source.tensor.is_constant or not self.operands.is_end(source, is_product):
                 continue
             for factors in source.factored:
-                strides = {factor.stride >= size for factor in factors if factor.stride}
-                if len(strides) == 2:
+                strides = [factor.stride for factor in factors if factor.stride]
+                if strides and min(strides) < size <= max(strides):
                     return True
         return False
 

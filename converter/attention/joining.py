@@ -8,17 +8,17 @@
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.block import Form
-from edge_opt.attention.factors import Factored
+from edge_opt.attention.factors import Factor, Factored
 from edge_opt.base.words import name_below
 from edge_opt.ir import DType, Shape, Tensor
 from edge_opt.shapes.dimension import with_axis
 
-# Types that the runtime's kernels support (LiteRT, kernels/split.cc and unpack.cc); others use SLICE, or SPLIT.
+# Types of the runtime's SPLIT (LiteRT, kernels/split.cc); others are cut by SLICE, and joined without PACK.
 SPLIT_TYPES = frozenset(
     {DType.FLOAT32, DType.INT8, DType.UINT8, DType.INT16, DType.INT32, DType.INT64}
 )
@@ -32,21 +32,26 @@ def join_heads(
     outermost, *inner = (place for place, factor in enumerate(factors) if factor.stride)
     tensors = dict(enumerate(heads))
     for place in reversed(inner):
-        factor = factors[place]
         front = fx.axis_size(before for before in factors[:place] if not before.stride)
-        # The pieces that differ only in this digit of the head.
-        groups: dict[int, list[Tensor]] = {}
-        for head, tensor in tensors.items():
-            first = head - factor.digit(head) * factor.stride
-            groups.setdefault(first, []).append(tensor)
-        tensors.clear()
-        for head, parts in groups.items():
-            tensors[head] = _joined(assembly, _joinable(assembly, parts, front), front, output)
+        joined: dict[int, Tensor] = {}
+        for first, group in _groups(tensors, factors[place]).items():
+            parts = _joinable(assembly, group, front)
+            joined[first] = _joined(assembly, parts, front, output)
+        tensors = joined
     front = fx.axis_size(factors[:outermost])
     last = _joinable(assembly, list(tensors.values()), front)
     packs = not form.keep and output.dtype in SPLIT_TYPES
     if not packs or not _pack(assembly, last, front, output):
         _concatenate(assembly, last, front, output)
+
+
+def _groups(tensors: Mapping[int, Tensor], digit: Factor) -> dict[int, list[Tensor]]:
+    """The tensors whose heads differ only in one digit, by the head in which that digit is 0."""
+    groups: dict[int, list[Tensor]] = {}
+    for head, tensor in tensors.items():
+        first = head - digit.digit(head) * digit.stride
+        groups.setdefault(first, []).append(tensor)
+    return groups
 
 
 def _joinable(assembly: Assembly, parts: list[Tensor], front: int) -> list[Tensor]:

@@ -87,19 +87,8 @@ class OperandFactors:
             return {}
         operands: Operands = {}
         for index, factored in self.rules[operator.name].operands(of).items():
-            operand = Labelled(operator.input(index), factored, of.keep)
-            is_cut = operand.piece_quantization() is not operand.tensor.quantization
-            if is_cut and not reads_each_scale(operator, operand.tensor):
-                raise RefusedError(
-                    Why.QUANTIZATION,
-                    "a tensor with several scales cannot be cut",
-                    operator,
-                    operand.tensor,
-                )
-            if operator.name in _DROPPED and _has_other_scale(operand.tensor, of.tensor):
-                text = "the operator gives the same integers another scale"
-                raise RefusedError(Why.QUANTIZATION, text, operator, operand.tensor)
-            operands[index] = operand
+            operands[index] = Labelled(operator.input(index), factored, of.keep)
+            _check_scales(of, operands[index])
         return operands
 
     def made(
@@ -134,6 +123,18 @@ class OperandFactors:
             return () if of in known or self.is_end(of, stop) else self.above(of).values()
 
         return walked(starts, above)
+
+
+def _check_scales(of: Labelled, operand: Labelled) -> None:
+    """Raise RefusedError if a head's part of an operand would stand for other real numbers than the operand does."""
+    operator = of.operator
+    is_cut = operand.piece_quantization() is not operand.tensor.quantization
+    if is_cut and not reads_each_scale(operator, operand.tensor):
+        text = "a tensor with several scales cannot be cut"
+        raise RefusedError(Why.QUANTIZATION, text, operator, operand.tensor)
+    if operator.name in _DROPPED and _has_other_scale(operand.tensor, of.tensor):
+        text = "the operator gives the same integers another scale"
+        raise RefusedError(Why.QUANTIZATION, text, operator, operand.tensor)
 
 
 def _has_other_scale(one: Tensor, other: Tensor) -> bool:
@@ -183,15 +184,15 @@ def trace_heads(merged: Labelled, values: ValueProducts, operands: OperandFactor
             trace.refusal = trace.refusal or operands.refusal(of)
             return
         operator = of.operator
+        sources = list(found.values())
         if operator in values:
             trace.products[operator] = of.factored
-            place = values[operator]
-            found = {place: found[place]}
+            sources = [found[values[operator]]]  # the probabilities
             is_behind_values = False
         elif is_product(operator) and not is_behind_values and of.pieces > 1:
             trace.logits[operator] = of.factored
             return
-        for source in found.values():
+        for source in sources:
             if source.tensor.producer is not None:
                 readers.setdefault(source.operator, []).append(operator)
             yield _Step(source, is_behind_values)

@@ -137,12 +137,13 @@ def _sum_of_products(operator: Operator) -> Product | None:
     rows = [axis for axis in kept if right[axis] == 1]
     columns = [axis for axis in kept if left[axis] == 1]
     groups = _wide(left, rows) + _wide(right, columns)
-    if not groups or all(1 in (left[axis], right[axis]) for axis in contracted):
+    is_weighted = all(1 in (left[axis], right[axis]) for axis in contracted)
+    if not groups or is_weighted:
         return None  # a weighted mean, a norm
-    lead = [1 if axis in (*rows, *columns) else left[axis] for axis in kept]
-    several = len(groups) > 1 or len(groups[0]) > 1 or math.prod(lead) > 1
+    lead = [1 if axis in rows + columns else left[axis] for axis in kept]
+    may_be_heads = len(groups) > 1 or len(groups[0]) > 1
     matrix = tuple(on_axes(places, axes) for axes in groups)
-    return Product(operator, matrix, several)
+    return Product(operator, matrix, may_be_heads or math.prod(lead) > 1)
 
 
 def _factors_of(summed: Operator) -> tuple[Operator | None, list[Operator]]:

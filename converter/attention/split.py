@@ -26,6 +26,7 @@ from edge_opt.ir.composites import COMPOSITE
 from edge_opt.ir.walk import read_outside
 from edge_opt.shapes.dimension import with_axis
 
+# Types that the runtime's UNPACK lacks (LiteRT, kernels/unpack.cc); SPLIT or SLICE cuts them.
 _NOT_UNPACKED = frozenset({DType.INT64, DType.BFLOAT16, DType.INT4})
 
 
@@ -87,12 +88,14 @@ class _Splitter:
         return self._pieces[key]
 
     def _made(self, of: Labelled, head: int) -> Tensor:
+        """Make the piece: by an operator of its own, or cut off a tensor and then scaled, as the plan says."""
         name = self._name(of.factored, head)
         if of not in self.plan.cuts:
             make = partial(self.piece, head=head)
             return self.plan.operands.made(of, head, self.assembly, make, name)
         steps = self.plan.cuts[of]
-        piece = self._cut_off(self._source(steps), of.factored, head)
+        whole = self._source(steps)
+        piece = self._cut_off(whole, of.factored, head)
         for step in steps[1:]:
             if step.operator.name not in MOVEMENT:
                 piece = self._scaled(step.operator, piece, name)
@@ -180,13 +183,11 @@ class _Splitter:
         """One head's part of a constant, by value."""
         own = Labelled(tensor, factored, self.plan.form.keep)
         factors = list(fx.all_factors(factored))
-        index = [factor.digit(head) if factor.stride else slice(None) for factor in factors]
-        values = tensor.array().reshape([factor.size for factor in factors])[tuple(index)]
+        apart = tensor.array().reshape([factor.size for factor in factors])
+        index = tuple(factor.digit(head) if factor.stride else slice(None) for factor in factors)
+        values = apart[index].reshape(own.piece_shape)
         name = name_below(tensor.name, "piece")
-        quantization = own.piece_quantization()
-        return self.assembly.constants.make(
-            name, values.reshape(own.piece_shape), tensor.dtype, quantization
-        )
+        return self.assembly.constants.make(name, values, tensor.dtype, own.piece_quantization())
 
     def _split(self, tensor: Tensor, axis: int, count: int, *, drops: bool) -> Sequence[Tensor]:
         """Cut the tensor into `count` parts along an axis, which is removed if `drops`."""
