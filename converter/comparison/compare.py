@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate, groupby
+from itertools import accumulate, chain, groupby
 from typing import Literal
 
 import numpy as np
@@ -221,13 +221,13 @@ class _Search:
             probes = {str(place): self.shared[place][side] for place in places}
             with Part(self._probed(side, probes)).file() as file:
                 results.append(self.both.worker.run_calls(file, calls, self.kernels))
+        ordinary = self.session.ordinary(self.pair.signature.name)
         for place in places:
             one, other = self.shared[place]
             a = tensor_info(one, one.name)
             b = tensor_info(other, other.name)
             key = str(place)
             runs = [(ours[key], theirs[key]) for ours, theirs in zip(*results, strict=True)]
-            ordinary = self.session.ordinary(self.pair.signature.name)
             found = self.both.measure(a, b, runs, ordinary)
             if not found.equal:
                 return place, found
@@ -241,38 +241,48 @@ class _Search:
 
     def describe(self, place: int, figures: OutputComparison) -> FirstDifference:
         """Describe a difference; all shared tensors before it are equal."""
-        equal = {tensor for both in self.shared[:place] for tensor in both}
+        equal = set(chain.from_iterable(self.shared[:place]))
         tensor, other_tensor = self.shared[place]
         cone_a = needed_for([tensor], self.graphs[0].operators, equal)
         cone_b = needed_for([other_tensor], self.graphs[1].operators, equal)
-        twins = {tensor: both for both in self.shared for tensor in both}
-        legend: dict[str, str] = {}
-        known: dict[Tensor, str] = {}
+        names = _ShortNames(self.shared)
         for one, other in zip(self.pair.signature.inputs, self.pair.inputs, strict=True):
-            known[self.inputs[0][one.name]] = f"%{one.name}"
-            known[self.inputs[1][other.name]] = f"%{one.name}"
-
-        def short(tensor: Tensor) -> str:
-            """Return a short name, the same in both models for a shared tensor; `legend` maps it to the full name."""
-            if tensor not in known:
-                name = f"%{len(legend)}"
-                legend[name] = tensor.name
-                known.update(dict.fromkeys(twins.get(tensor, (tensor,)), name))
-            return known[tensor]
-
-        read = [one for one in reads([*cone_a, *cone_b]) if not one.is_constant]
+            names.known[self.inputs[0][one.name]] = f"%{one.name}"
+            names.known[self.inputs[1][other.name]] = f"%{one.name}"
+        # Tensors are numbered in the order in which they are shown.
+        read = [names.of(one) for one in reads([*cone_a, *cone_b]) if not one.is_constant]
+        operators_a = [operator_text(operator, names.of) for operator in cone_a]
+        operators_b = [operator_text(operator, names.of) for operator in cone_b]
         return FirstDifference(
             signature=self.pair.signature.name,
-            equal_before=tuple(dict.fromkeys(map(short, read))),
-            operators_a=tuple(operator_text(operator, short) for operator in cone_a),
-            operators_b=tuple(operator_text(operator, short) for operator in cone_b),
+            equal_before=tuple(dict.fromkeys(read)),
+            operators_a=tuple(operators_a),
+            operators_b=tuple(operators_b),
             tensor=tensor.name,
-            short_name=short(tensor),
+            short_name=names.of(tensor),
             figures=replace(figures, name=tensor.name),
-            names=legend,
+            names=names.legend,
             constants=tuple(_differing(cone_a, cone_b)),
             reason=_NOTHING_SHARED if len(self.shared) == 1 else "",
         )
+
+
+class _ShortNames:
+    """Short names of tensors, the same in both models for a shared one; `legend` maps them to the full names."""
+
+    def __init__(self, shared: Iterable[Twins]) -> None:
+        self.known: dict[Tensor, str] = {}
+        self.legend: dict[str, str] = {}
+        self._twins = {tensor: both for both in shared for tensor in both}
+
+    def of(self, tensor: Tensor) -> str:
+        """The name of a tensor, which is numbered if it has none yet."""
+        if tensor not in self.known:
+            name = f"%{len(self.legend)}"
+            self.legend[name] = tensor.name
+            for twin in self._twins.get(tensor, (tensor,)):
+                self.known[twin] = name
+        return self.known[tensor]
 
 
 def _constants(operators: Iterable[Operator]) -> dict[str, Data]:

@@ -99,14 +99,17 @@ def measured(
     are those of ordinary inputs.
     """
     name = info_a.name
-    found = list[Difference]()
+    found: list[Difference] = []
+    retyped = ""
     for a, b in runs:
         if len(found) == ordinary and not all(one.bitwise for one in found):
             break
         if a.shape != b.shape:
             return OutputComparison(name=name, reason=f"shape {a.shape} in a, {b.shape} in b")
-        if a.dtype != b.dtype and not (_are_reals(a, info_a) and _are_reals(b, info_b)):
-            return OutputComparison(name=name, reason=f"{a.dtype} in a, {b.dtype} in b")
+        if a.dtype != b.dtype:
+            retyped = f"{a.dtype} in a, {b.dtype} in b"
+            if not (_are_reals(a, info_a) and _are_reals(b, info_b)):
+                return OutputComparison(name=name, reason=retyped)
         found.append(
             measure(
                 a, b, quantized_a=info_a, quantized_b=info_b, tolerance=tolerance, logits=logits
@@ -114,8 +117,8 @@ def measured(
         )
     output = OutputComparison(**asdict(reduce(merge, found)), name=name)
     reason = requantized(info_a, info_b)
-    if a.dtype != b.dtype and output.equal and tolerance == NONE:
-        reason = f"the same numbers, but {a.dtype} in a, {b.dtype} in b"
+    if retyped and output.equal and tolerance == NONE:
+        reason = f"the same numbers, but {retyped}"
     return replace(output, reason=reason)
 
 
@@ -168,8 +171,11 @@ class SignatureComparison(Record):
         if self.measured:
             row[3] = f"{max(output.max_abs for output in self.measured):.3g}"
             row[4] = f"{min(output.snr_db for output in self.measured):.1f} dB"
-        sides = zip(*filter(None, (output.db for output in self.outputs)), strict=True)
-        row += (f"{min(side):.1f} dB" for side in sides)
+        against_cpu = [output.db for output in self.outputs if output.db is not None]
+        if against_cpu:
+            for side in (0, 1):
+                lowest = min(pair[side] for pair in against_cpu)
+                row.append(f"{lowest:.1f} dB")
         return row
 
     def sentences(self) -> list[str]:

@@ -73,20 +73,12 @@ class Pair:
             how = requantized(one, other)
             if how:
                 differs = differs or f"input '{one.name}' has {how}"
-            declared = tuple(map(max, one.declared, other.declared))
             given = shapes.get(f"{a.name}/{one.name}", shapes.get(one.name))
-            taken = declared if given is None else tuple(given)
-            if not may_be_alike(one.declared, other.declared) or not may_be_alike(declared, taken):
-                asked = "" if given is None else f", requested {taken}"
+            facts = _facts_of_both(one, other, given)
+            if not facts:
+                asked = "" if given is None else f", requested {tuple(given)}"
                 shown = f"input '{one.name}' has shape {one.declared} in a, {other.declared} in b"
                 return cls(a, reason=f"{shown}{asked}")
-            ends = (one.accepts, other.accepts)
-            facts: dict[str, Any] = {
-                "shape": tuple(1 if size < 0 else size for size in taken),
-                "declared": declared,
-                "entries": _smallest((one.entries, other.entries)),
-                "accepts": None if None in ends else _smallest(ends),
-            }
             ours.append(replace(one, **facts))
             theirs.append(replace(other, **facts))
         keeps_state = a.keeps_state or b.keeps_state
@@ -101,14 +93,34 @@ class Pair:
         ours: list[InputPlan] = []
         theirs: list[InputPlan] = []
         planned = plan(self.signature, seed=seed, run=run, further=further)
-        for each, info in zip(planned, self.inputs, strict=True):
-            one, other = twins(each, info)
+        for one, info in zip(planned, self.inputs, strict=True):
             if self.recorded:
-                one = each
-                other = replace(each, source=each.info, info=info)
-            ours.append(one)
-            theirs.append(other)
+                ours.append(one)
+                theirs.append(replace(one, source=one.info, info=info))
+            else:
+                both = twins(one, info)
+                ours.append(both[0])
+                theirs.append(both[1])
         return ours, theirs
+
+
+def _facts_of_both(
+    one: TensorInfo, other: TensorInfo, given: Sequence[int] | None
+) -> dict[str, Any]:
+    """The shape and the limits that fit an input of both models; empty if no shape, or not the `given` one, does."""
+    if not may_be_alike(one.declared, other.declared):
+        return {}
+    declared = tuple(map(max, one.declared, other.declared))
+    taken = declared if given is None else tuple(given)
+    if not may_be_alike(declared, taken):
+        return {}
+    ends = (one.accepts, other.accepts)
+    return {
+        "shape": tuple(1 if size < 0 else size for size in taken),
+        "declared": declared,
+        "entries": _smallest((one.entries, other.entries)),
+        "accepts": None if None in ends else _smallest(ends),
+    }
 
 
 def _smallest(limits: Iterable[int | None]) -> int:
