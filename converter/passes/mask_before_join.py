@@ -85,23 +85,25 @@ def _build(context: Context, join: Operator, addition: Operator) -> Rewrite:
     make = Assembly(context.model, context.constants)
     mask = addition.input(1 if addition.input(0) is joined else 0)
     parts = join.given
-    cuts = []
-    end = 0
+    cuts: list[Tensor] = []
+    begin = 0
     for part in parts:
-        begin = end
-        end = end + part.shape[-1]
-        columns = make.tensor(
-            name_below(mask.name, "columns"), (*mask.shape[:-1], end - begin), mask
-        )
-        first = make.integers("mask/begin", [0] * (len(mask.shape) - 1) + [begin])
-        cuts.append(
-            make.emit("SLICE", [mask, first, make.integers("mask/size", columns.shape)], columns)
-        )
-    sums = []
+        cuts.append(_columns(make, mask, begin, part.shape[-1]))
+        begin += part.shape[-1]
+    sums: list[Tensor] = []
     for part, columns in zip(parts, cuts, strict=True):
-        masked = make.tensor(
-            name_below(part.name, "masked"), (*result.shape[:-1], part.shape[-1]), result
-        )
+        shape = (*result.shape[:-1], part.shape[-1])
+        masked = make.tensor(name_below(part.name, "masked"), shape, result)
         operands = [columns if operand is mask else part for operand in addition.inputs]
         sums.append(make.copy(addition, operands, masked))
-    return context.rewrite([join, addition], make.finished(make.copy(join, sums, result)))
+    make.copy(join, sums, result)
+    return context.rewrite([join, addition], make.finished(result))
+
+
+def _columns(make: Assembly, mask: Tensor, begin: int, count: int) -> Tensor:
+    """So many columns of the mask, cut by a SLICE."""
+    lead = mask.shape[:-1]
+    columns = make.tensor(name_below(mask.name, "columns"), (*lead, count), mask)
+    first = make.integers("mask/begin", [0] * len(lead) + [begin])
+    size = make.integers("mask/size", columns.shape)
+    return make.emit("SLICE", [mask, first, size], columns)
