@@ -79,15 +79,15 @@ _ACTIVATIONS = 0.01
 
 What bundles with 8-bit weights cost: SmolLM2-135M 0.010 +- 0.005, Gemma 3 270M 0.019 +- 0.009, Qwen2.5-Coder-0.5B
 -0.003 +- 0.008. On 5,900 tokens, the latter costs 0.056 nats as a bundle in 4 bits and if only its weights are rounded.
-With 0.005 here, SmolLM2-135M has 66 instead of 59 % of its weights in 4 bits, and costs 0.049 +- 0.009 instead of
-0.036 +- 0.008 nats.
+With 0.005 here and 1.1 below, SmolLM2-135M had 66 instead of 59 % of its weights in 4 bits, and cost 0.049 +- 0.009
+instead of 0.036 +- 0.008 nats.
 """
 _ELSEWHERE = 1.3
 """What rounded weights cost in perplexity of other text, over the KL divergence on the prompts to judge by.
 
 By weights alone or as bundles, on text of another kind without the chat template: 2.0 +- 0.2 (Qwen2.5-Coder-0.5B, 95 %
 of its weights in 4 bits, 5,900 tokens), 1.3 +- 0.3 (SmolLM2-135M, 59 %, 1,300 tokens), 1.5 +- 0.3 (Gemma 3 270M, 38 %,
-1,300 tokens), 0.7 +- 0.3 (Qwen2.5-Coder-1.5B, 99 %, 1,300 tokens).
+1,300 tokens), 0.7 +- 0.3 (Qwen2.5-Coder-1.5B, 99 %, 1,300 tokens). With 1.1, Gemma 3 270M costs 1.054 +- 0.011.
 """
 
 
