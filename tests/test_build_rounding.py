@@ -580,7 +580,7 @@ def test_a_plan_that_is_given_is_carried_out_and_a_grid_that_is_there_is_kept(
         for name in PRODUCTS
     ]
     with pytest.raises(
-        UsageError, match="the plan has 7 products, and the checkpoint 8 in 2 layers"
+        UsageError, match="the plan has 9 products, and the checkpoint 10 in 2 layers"
     ):
         rounded(tmp_path, monkeypatch, tmp_path / "model", plan={"products": products[1:]})
     of_another = {"products": products, "together": 9.0, "logits": 9.0}
@@ -602,7 +602,7 @@ def test_a_plan_that_is_given_is_carried_out_and_a_grid_that_is_there_is_kept(
     again, told = rounded(tmp_path, monkeypatch, output / CHECKPOINT)
     kept = read_rounded(again).grids
     assert told["notes"][0] == "The checkpoint's weights lie on a 4-bit grid already"
-    assert "8 of 8 products" in told["notes"][1]
+    assert "10 of 10 products" in told["notes"][1]
     for name, grid in grids.items():
         np.testing.assert_allclose(kept[name].values(), grid.values(), rtol=1e-6, atol=1e-9)
 
