@@ -245,7 +245,7 @@ class HeadSearch:
         if of.operator.name not in _JOINING or any(part.pieces > 1 for part in parts.values()):
             return False
         makers = [_made_by(part.tensor) for part in parts.values()]
-        weights = {frozenset(one.input(1) for one in made if is_projection(one)) for made in makers}
+        weights = {*map(_weights_among, makers)}
         return len(weights) > 1 or any(map(self._cuts_channels, makers[0]))
 
     def _ends_in_channels(self, of: Labelled) -> bool:
@@ -344,6 +344,11 @@ def _made_by(tensor: Tensor) -> list[Operator]:
     """The operators that make a tensor, up to the nearest projections."""
     starts = () if tensor.producer is None else (tensor.producer,)
     return [*walked(starts, lambda one: () if is_projection(one) else producers(one), DEEPEST)]
+
+
+def _weights_among(operators: Iterable[Operator]) -> frozenset[Tensor]:
+    """The weights of the projections among operators."""
+    return frozenset(one.input(1) for one in operators if is_projection(one))
 
 
 def _heads_of_axes(lead: Shape, batch: int) -> Factored:

@@ -63,7 +63,7 @@ With 0.85, SmolLM2-135M's first plan was taken, with 52 % of its weights in 4 bi
 """
 _NEARER = 0.95  # near enough to try no other part of a plan that is rounded
 _KEPT = 0.05
-"""The largest share of the weights that stays at 8 bits whatever is allowed: what 4 bits harm most for its size.
+"""Up to this share of the weights stays at 8 bits whatever is allowed: those that 4 bits harm most for their size.
 
 That takes about 3 % of decode's time. In Qwen2.5-Coder-0.5B, the keys' and values' products are 1.5 % of the weights;
 with them at 8 bits, all others cost 0.063 instead of 0.079 nats on text of another kind.
@@ -78,16 +78,17 @@ _ACTIVATIONS = 0.01
 """Nats that int16 activations cost a bundle, whose weights are measured without them.
 
 What bundles with 8-bit weights cost: SmolLM2-135M 0.010 +- 0.005, Gemma 3 270M 0.019 +- 0.009, Qwen2.5-Coder-0.5B
--0.003 +- 0.008. On 5,900 tokens, the latter costs 0.056 nats as a bundle in 4 bits and if only its weights are rounded.
-With 0.005 here and 1.1 below, SmolLM2-135M had 66 instead of 59 % of its weights in 4 bits, and cost 0.049 +- 0.009
-instead of 0.036 +- 0.008 nats.
+-0.003 +- 0.008. On 5,900 tokens, an earlier choice of 4 bits cost the latter 0.056 nats, as a bundle and if only its
+weights were rounded. With 0.005 here and 1.1 for `_ELSEWHERE`, SmolLM2-135M had 66 instead of 59 % of its weights in
+4 bits, and cost 0.049 +- 0.009 instead of 0.036 +- 0.008 nats.
 """
 _ELSEWHERE = 1.3
 """What rounded weights cost in perplexity of other text, over the KL divergence on the prompts to judge by.
 
 By weights alone or as bundles, on text of another kind without the chat template: 2.0 +- 0.2 (Qwen2.5-Coder-0.5B, 95 %
 of its weights in 4 bits, 5,900 tokens), 1.3 +- 0.3 (SmolLM2-135M, 59 %, 1,300 tokens), 1.5 +- 0.3 (Gemma 3 270M, 38 %,
-1,300 tokens), 0.7 +- 0.3 (Qwen2.5-Coder-1.5B, 99 %, 1,300 tokens). With 1.1, Gemma 3 270M costs 1.054 +- 0.011.
+1,300 tokens), 0.7 +- 0.3 (Qwen2.5-Coder-1.5B, 99 %, 1,300 tokens). By 1.1, Gemma 3 270M got 33 % of its weights in
+4 bits and 1.054 +- 0.011 times the checkpoint's perplexity.
 """
 
 
