@@ -149,6 +149,20 @@ subgraph {name} (%a: int16[1,4,8] q(0.001, 0), %b: int16[1,8,8] q(0.001, 0)) {{
     assert (found.name, found.allowance.because) == (name, "1 site of matmul_convert")
 
 
+def test_a_model_that_only_writes_its_state_has_nothing_to_compare() -> None:
+    model = parse("""
+subgraph main (%a: int16[1,4,8] q(0.001, 0), %b: int16[1,8,8] q(0.001, 0)) {
+  %state: resource[] = VAR_HANDLE() {shared_name: "state"}
+  %p: int16[1,4,8] q(0.5, 0) = BATCH_MATMUL(%a, %b)
+  %y: int16[1,4,8] q(0.6, 0) = QUANTIZE(%p)
+  ASSIGN_VARIABLE(%state, %y)
+  return
+}
+""")
+    (found,) = convert(to_bytes(model), dry_run=True, verify="full").whole
+    assert found.outcome == "there is no output to compare"
+
+
 def site(check: Check, *, bitwise: bool = True, **more: Any) -> Verdict:
     proof = Proof(check, holds=True, bitwise=bitwise, max_abs=0.0)
     facts = {"proof": proof, **more}

@@ -74,6 +74,8 @@ class WholeSignature(Record):
     def outcome(self) -> str:
         """Describe how close the outputs were."""
         outputs = self.comparison.outputs
+        if not outputs:
+            return "there is no output to compare"
         text = f"all {len(outputs)} outputs are" if len(outputs) > 1 else "the output is"
         if self.comparison.bitwise:
             return f"{text} bit-identical"
