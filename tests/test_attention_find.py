@@ -493,6 +493,16 @@ SKIPPED = {
                 "  %w: float32[1,4,6,8] = RESHAPE(%d, int32{1, 4, 6, 8})\n  %o:"),
         "heads", "more matrices than the value product",
     ),
+    "two maps for each head whose rows are joined": (
+        changed(PLAIN, "%q: float32[1,4, -> %q: float32[1,4,2,", "%k: float32[1,4, -> %k: float32[1,4,2,",
+                "%l: float32[1,4,6,8] -> %pairs: float32[1,4,2,6,8]",
+                "  %p: float32[1,4,6,8] ->   %l: float32[1,4,12,8] = RESHAPE(%pairs, int32{1, 4, 12, 8})\n"
+                "  %p: float32[1,4,12,8]", "BATCH_MATMUL(%p, %v) -> BATCH_MATMUL(%w, %v)",
+                "  %o: ->   %a: float32[1,4,6,8] = SLICE(%p, int32{0, 0, 0, 0}, int32{1, 4, 6, 8})\n"
+                "  %b: float32[1,4,6,8] = SLICE(%p, int32{0, 0, 6, 0}, int32{1, 4, 6, 8})\n"
+                "  %w: float32[1,4,6,8] = SUB(%a, %b)\n  %o:"),
+        "heads", "more matrices than the value product",
+    ),
     "constant keys with a scale for each head": (
         changed(PLAIN, "%k: float32[1,4,8,5], -> ", "(%q, %k) {adj_y: true} -> (%q, int8[1,4,5,8]{splat 2} q(["
                 + ", ".join(["0.5"] * 4) + "], [" + ", ".join("0" * 4) + "], axis 1))"),
