@@ -137,6 +137,17 @@ def test_the_error_of_a_ratio_is_of_pairs_of_tokens() -> None:
     assert error == pytest.approx(0.1 / math.sqrt(3))
 
 
+@pytest.mark.parametrize(("gaps", "error"), [
+    ([0.1, 0.1, -0.1, -0.1], 0.1),
+    ([0.1, -0.1, 0.1, -0.1], 0.1 / math.sqrt(3)),
+])  # fmt: skip
+def test_tokens_of_a_text_that_lose_together_count_as_one(gaps: list[float], error: float) -> None:
+    """Four tokens of two texts."""
+    likelihoods = [-2.0 - gap for gap in gaps]
+    assert ratio_of(likelihoods, [-2.0] * 4, [2, 2]) == pytest.approx((1.0, error))
+    assert ratio_of(likelihoods, [-2.0] * 4, [4])[1] == pytest.approx(0.1 / math.sqrt(3))
+
+
 def test_a_ratio_of_no_tokens_is_a_sentence() -> None:
     with pytest.raises(UsageError, match="no token of the held-out prompts could be scored"):
         ratio_of([], [])

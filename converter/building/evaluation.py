@@ -48,7 +48,7 @@ _INSTALL_LM = (
 class ModelScore:
     """A model's scores on `tokens` held-out tokens.
 
-    `ratio` is its perplexity relative to the reference's on the same tokens, `ratio_error` the standard error.
+    `ratio` is its perplexity relative to the reference's on the same tokens, `ratio_error` the standard error of texts.
     `weights` are its bytes of constants by type, of a bundle's main model; empty for a checkpoint.
     `top1_agreement` is the share of tokens for which its most likely token is the reference's, `kl` the mean divergence
     from the reference in nats; both are None from LiteRT-LM, which does not report them. `on_npu` is True if
@@ -75,11 +75,15 @@ class ModelScore:
 
     @classmethod
     def of(
-        cls, source: str, likelihoods: Sequence[float], reference: Sequence[float]
+        cls,
+        source: str,
+        likelihoods: Sequence[float],
+        reference: Sequence[float],
+        lengths: Sequence[int] = (),
     ) -> "ModelScore":
-        """The score of one model, from its log-likelihoods of all tokens and the reference's."""
+        """The score of one model, from the log-likelihoods of all tokens, the reference's, and the lengths of texts."""
         perplexity, _ = ratio_of(likelihoods, [0.0] * len(likelihoods))
-        ratio, error = ratio_of(likelihoods, reference)
+        ratio, error = ratio_of(likelihoods, reference, lengths)
         return cls(source, len(likelihoods), perplexity, ratio=ratio, ratio_error=error)
 
     def exceeds(self, limit: float) -> bool:
@@ -95,15 +99,32 @@ class ModelScore:
         return not least <= math.log(limit)
 
 
-def ratio_of(likelihoods: Sequence[float], reference: Sequence[float]) -> tuple[float, float]:
-    """The ratio of two perplexities on the same tokens, and its standard error; UsageError if there are no tokens."""
+def ratio_of(
+    likelihoods: Sequence[float], reference: Sequence[float], lengths: Sequence[int] = ()
+) -> tuple[float, float]:
+    """The ratio of two perplexities on the same tokens, and its standard error.
+
+    What quantization costs differs between texts. With the `lengths` of the texts in tokens, the error is therefore
+    that of independent texts (Miller 2024, https://arxiv.org/abs/2411.00640), if it is larger than that of independent
+    tokens. On 52 texts and 5,869 tokens, 4-bit weights of Qwen2.5-Coder-0.5B have 0.0062 and 0.0048.
+
+    Raises:
+        UsageError: there are no tokens.
+    """
     if not likelihoods:
         raise UsageError("no token of the held-out prompts could be scored: give other prompts")
     gaps = np.subtract(reference, likelihoods)
     with np.errstate(all="ignore"):
-        ratio = float(np.exp(gaps.mean()))
-        spread = float(gaps.std(ddof=1)) if len(gaps) > 1 else math.inf
-    return ratio, ratio * spread / math.sqrt(len(gaps))
+        mean = gaps.mean()
+        spread = gaps.std(ddof=1) if len(gaps) > 1 else math.inf
+        error = spread / math.sqrt(len(gaps))
+        if len(lengths) > 1:
+            texts = np.split(gaps - mean, np.cumsum(lengths)[:-1])
+            sums = [text.sum() for text in texts]
+            of_texts = np.linalg.norm(sums) / len(gaps) * math.sqrt(len(texts) / (len(texts) - 1))
+            error = np.maximum(error, of_texts)
+        ratio = np.exp(mean)
+        return float(ratio), float(ratio * error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +161,8 @@ def evaluate(
 
     On the CPU, uncompiled bundles run in LiteRT-LM's executor for NPUs. The second half of each prompt, at most 512
     characters, is scored in decode, after a prefill of the text before it. Long and short prompts alternate until the
-    standard error of the perplexity ratio is 1 %. If no prompt fills half the cache, a long one is joined from them.
+    standard error of the perplexity ratio would be 1 % if tokens were independent. If no prompt fills half the cache, a
+    long one is joined from them.
 
     On the NPU, a bundle's prefill and decode step are compiled once and run in the compiler's emulator. They read the
     beginnings of up to five prompts, at most 120 tokens each; then the next tokens of each, two or more, are scored.
@@ -220,7 +242,7 @@ def score(job: Job, progress: Progress) -> dict[str, Any]:
     parts = job.options["parts"]
     likelihoods: dict[str, list[float]] = {name: [] for name in job.inputs}
     skipped = 0
-    scored = 0
+    lengths: list[int] = []
     with ProcessPoolExecutor(
         len(os.sched_getaffinity(0)), multiprocessing.get_context("spawn")
     ) as pool:
@@ -232,31 +254,34 @@ def score(job: Job, progress: Progress) -> dict[str, Any]:
                 if None in answers:
                     skipped += 1
                     continue
-                scored += 1
                 texts = {name: one.text for name, one in zip(bundles, answers, strict=True)}
                 expected = checkpoint.likelihoods(halves, texts)
-                _add(likelihoods, [expected, *(one.likelihoods for one in answers)])
+                found = [expected, *(one.likelihoods for one in answers)]
+                lengths.append(_add(likelihoods, found))
             if likelihoods[reference] and _worst_error(likelihoods, reference) <= ERROR:
                 break
-    if not scored:
+    if not lengths:
         raise UsageError(
             "every held-out prompt is longer than the bundle's cache: give shorter ones"
         )
     scores: list[ModelScore] = []
     for name, own in likelihoods.items():
-        one = ModelScore.of(name, own, likelihoods[reference])
+        one = ModelScore.of(name, own, likelihoods[reference], lengths)
         weights = {} if name == reference else _weights(job.inputs[name])
         scores.append(replace(one, weights=weights))
-    return asdict(Evaluation(scores, scored, skipped))
+    return asdict(Evaluation(scores, len(lengths), skipped))
 
 
-def _add(likelihoods: Mapping[str, list[float]], found: Sequence[Sequence[float | None]]) -> None:
-    """Add the tokens of one prompt, those that all models could score; `found` has a row for each model."""
+def _add(likelihoods: Mapping[str, list[float]], found: Sequence[Sequence[float | None]]) -> int:
+    """Add the tokens of one prompt that all models could score, and count them; `found` has a row for each model."""
+    count = 0
     for token in zip(*found, strict=True):
         known = [likelihood for likelihood in token if likelihood is not None]
         if len(known) == len(token):
+            count += 1
             for own, likelihood in zip(likelihoods.values(), known, strict=True):
                 own.append(likelihood)
+    return count
 
 
 def _weights(bundle: str) -> dict[str, int]:
@@ -326,8 +351,9 @@ def emulate(job: Job, progress: Progress) -> dict[str, Any]:
     expected = np.concatenate([checkpoint.logits(text).numpy() for text in texts])
     del checkpoint
     tokens = [*chain.from_iterable(text.scored for text in texts)]
+    lengths = [len(text.scored) for text in texts]
     itself = Closeness.of(expected, expected, tokens)
-    scores = [_close(reference, itself, itself)]
+    scores = [_close(reference, itself, itself, lengths)]
     for bundle in bundles:
         path = job.inputs[bundle]
         with tempfile.TemporaryDirectory() as place:
@@ -341,13 +367,13 @@ def emulate(job: Job, progress: Progress) -> dict[str, Any]:
             )
         npu = np.concatenate(read(path, texts, compiler, partial(progress, job.stage)))
         for logits in (cpu, npu):
-            one = _close(bundle, Closeness.of(expected, logits, tokens), itself)
+            one = _close(bundle, Closeness.of(expected, logits, tokens), itself, lengths)
             scores.append(replace(one, on_npu=logits is npu, weights=_weights(path)))
     return asdict(Evaluation(scores, len(texts)))
 
 
-def _close(source: str, own: Closeness, reference: Closeness) -> ModelScore:
-    """The score of a model whose logits are known."""
-    score = ModelScore.of(source, own.likelihoods, reference.likelihoods)
+def _close(source: str, own: Closeness, reference: Closeness, lengths: Sequence[int]) -> ModelScore:
+    """The score of a model whose logits are known, on texts of these lengths in tokens."""
+    score = ModelScore.of(source, own.likelihoods, reference.likelihoods, lengths)
     agreement = float(np.mean(own.agrees))
     return replace(score, top1_agreement=agreement, kl=float(np.mean(own.kl)))
