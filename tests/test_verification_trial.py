@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -162,6 +163,17 @@ def test_operands_are_run_at_every_scale_and_one_of_them_tells_most(told: float)
     assert only(outcome).elements == len(SCALES) * CODES.elements
     assert outcome.scale == told
     assert compared(follows, same, (CODES,), CODES, scales=(1.0,)).scale == 1.0
+
+
+def test_runs_with_other_integers_have_no_scale_of_their_own() -> None:
+    """They come after the runs at each scale; here they alone show a change."""
+    free = replace(tensor("count", 1, dtype="int32"), accepts=0)
+    runs = count()
+
+    def follows(x: Any, _: Any) -> Any:
+        return x if next(runs) >= 2 * len(SCALES) else np.zeros_like(x)
+
+    assert compared(follows, same, (CODES, free), CODES).scale == SCALES[0]
 
 
 def test_requests_and_outcomes_survive_the_way_to_the_worker_and_back() -> None:

@@ -94,6 +94,8 @@ def run(asked: tuple[SignatureInfo, Trial], run_model: RunModel) -> Outcome:
         if len(request.scales) > 1 and _operands(plans):
             nudged = run_model(VERSIONS[0], pair.kernels[0], _nudged(plans, arrays))
             changed.append(_count_changed(results, nudged))
+    # The first runs are one for each scale; later ones have other integers.
+    changed = changed[: len(request.scales)]
     scale = request.scales[int(np.argmax(changed)) if changed else 0]
     for draw in range(DRAWS if request.extremes else 0):
         plans = pair.drawn(scale, draw)
