@@ -36,10 +36,10 @@ def reshape(call: Call) -> Results:
     sizes = [OPEN if size is None else size for size in target]
     is_valid = target.count(-1) <= 1 and min(sizes, default=0) >= OPEN
     count = product(*shape)
-    known = _known_count(sizes)
+    others = _known_count(sizes)
     # With two sizes unknown or -1, neither can be computed.
-    if sizes.count(OPEN) == 1 and count >= 0 and known > 0:
-        sizes[sizes.index(OPEN)] = count // known
+    if sizes.count(OPEN) == 1 and count >= 0 and others > 0:
+        sizes[sizes.index(OPEN)] = count // others
     fits = is_valid and _may_hold(shape, product(*sizes)) and _may_hold(sizes, count)
     call.expect(fits, f"as many elements as {shape_text(sizes)} has")
     return [tuple(sizes)]
@@ -191,13 +191,17 @@ def split_v(call: Call) -> Results:
     call.expect(len(given) == count, f"{count} sizes, one for each output")
     parts = [OPEN if part is None else part for part in given]
     if size >= 0 and None not in given:
-        rest = size - sum(part for part in parts if part >= 0)
-        adds_up = rest >= 0 if parts.count(OPEN) == 1 else rest == 0 and OPEN not in parts
-        call.expect(
-            adds_up and min(parts) >= OPEN, f"sizes that add up to {size}, or one -1, not {parts}"
-        )
-        parts = [rest if part < 0 else part for part in parts]
+        parts = _adding_up(call, parts, size)
     return [with_axis(shape, axis, part) for part in parts]
+
+
+def _adding_up(call: Call, parts: list[int], size: int) -> list[int]:
+    """The sizes of all parts of an axis; one may be -1, and gets the rest."""
+    rest = size - sum(part for part in parts if part >= 0)
+    negative = [part for part in parts if part < 0]
+    fits = rest == 0 if not negative else rest >= 0 and negative == [-1]
+    call.expect(fits, f"sizes that add up to {size}, or one -1, not {parts}")
+    return [rest if part < 0 else part for part in parts]
 
 
 @rule("TILE")
@@ -283,14 +287,17 @@ def strided_slice(call: Call) -> Results:
     """Numpy's `x[begin:end:stride, ...]`: inputs 1 to 3 give the bounds, masks open them or change the axes.
 
     `ellipsis_mask` covers the axes that have no bounds, `new_axis_mask` adds an axis of size 1,
-    `shrink_axis_mask` takes the single index `begin` and drops the axis.
+    `shrink_axis_mask` takes the single index `begin` and drops the axis:
+
+        [8,6,4,2] with [1:7:2, ..., None, 0] -> [3, 6,4, 1]
 
     Source: strided_slice.cc, ResizeOutputTensor; strided_slice_logic.h
     """
     shape = call.shape(0)
     indices = strided_indices(call)
     gaps = indices.count(...)
-    hidden = len(shape) - sum(isinstance(index, slice | int) for index in indices)
+    bounded = [index for index in indices if isinstance(index, slice | int)]
+    hidden = len(shape) - len(bounded)
     call.expect(gaps <= 1 and gaps <= hidden, "one ellipsis at most, and an axis for each bound")
     axis = 0
     result: list[int] = []
@@ -307,9 +314,8 @@ def strided_slice(call: Call) -> Results:
             is_unknown = size < 0 or index is _UNKNOWN
             result.append(OPEN if is_unknown else len(range(*index.indices(size))))
         else:
-            call.expect(
-                size < 0 or -size <= index < size, f"an index inside axis {axis}, not {index}"
-            )
+            is_inside = size < 0 or -size <= index < size
+            call.expect(is_inside, f"an index inside axis {axis}, not {index}")
         axis += 1
     return [(*result, *shape[axis:])]
 
@@ -347,11 +353,9 @@ def _strided_index(
         return 0 if is_set("begin") or begin is None else begin
     is_open_before = is_set("begin")
     is_open_behind = is_set("end")
-    if (
-        stride is None
-        or (begin is None and not is_open_before)
-        or (end is None and not is_open_behind)
-    ):
+    knows_begin = is_open_before or begin is not None
+    knows_end = is_open_behind or end is not None
+    if stride is None or not knows_begin or not knows_end:
         return _UNKNOWN
     return slice(None if is_open_before else begin, None if is_open_behind else end, stride)
 

@@ -153,7 +153,8 @@ def misfit(
     if len(inferred) != len(actual):
         return f"rank {len(inferred)} expected, rank {len(actual)} recorded"
     for axis, (expected, recorded) in enumerate(zip(inferred, actual, strict=True)):
-        if recorded >= 0 and expected != recorded and not (expected < 0 and allow_refinement):
+        is_refined = allow_refinement and expected < 0
+        if recorded >= 0 and expected != recorded and not is_refined:
             return f"axis {axis} is {size_text(expected)}, recorded as {recorded}"
     return None
 

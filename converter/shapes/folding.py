@@ -154,7 +154,7 @@ def _gather(call: Call, shapes: Sequence[Shape]) -> Array:
     value = _whole(call, 0)
     indices = call.integers(1)
     axis = call.number("axis")
-    is_inside = not indices or 0 <= min(indices) <= max(indices) < value.shape[axis]
+    is_inside = not indices or (min(indices) >= 0 and max(indices) < value.shape[axis])
     if not is_inside or call.number("batch_dims"):
         raise UnknownError
     return value.take(np.array(indices, int), axis).reshape(shapes[0])

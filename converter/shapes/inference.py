@@ -93,18 +93,24 @@ def shape_report(
             if reason is not None:
                 walk.report(graph, "", tensor, None, f"tensor '{tensor.name}': {reason}")
     # Subgraphs that operators call come last: by then most were walked with their callers' shapes.
-    entered = called_by(chain.from_iterable(graphs), graphs)
-    for graph in sorted(graphs, key=entered.__contains__):
-        if graph not in walk.walked:
-            facts: dict[Tensor, Fact] = {}
-            for tensor in graph.inputs:
-                facts[tensor] = given.get(tensor, Fact(recorded_shape(tensor)))
-            walk.walk(graph, facts)
+    called = called_by(chain.from_iterable(graphs), graphs)
+    for graph in sorted(graphs, key=called.__contains__):
+        if graph in walk.walked:
+            continue
+        facts: dict[Tensor, Fact] = {}
+        for tensor in graph.inputs:
+            facts[tensor] = given.get(tensor, Fact(recorded_shape(tensor)))
+        walk.walk(graph, facts)
     count = sum(len(graph.tensors) for graph in graphs)
     results = [shape for tensor, shape in walk.shapes.items() if tensor.producer is not None]
-    disagreements = tuple(walk.disagreements.values())
     unknown = results.count(None)
-    return ShapeReport(count, disagreements, count - unknown, unknown, walk.shapes)
+    return ShapeReport(
+        tensors=count,
+        disagreements=tuple(walk.disagreements.values()),
+        inferred=count - unknown,
+        unknown=unknown,
+        shapes=walk.shapes,
+    )
 
 
 Enter: TypeAlias = Callable[[int, Sequence[Fact]], Sequence[Fact] | None]
@@ -124,8 +130,8 @@ def infer_operator(
     """
     unknown = [Fact(None)] * len(op.outputs)
     if op.name in ("CALL", "STABLEHLO_COMPOSITE"):
-        (index, *_) = subgraph_indices(op.options) or (None,)
-        entered = None if index is None else enter(index, inputs)
+        called = subgraph_indices(op.options)
+        entered = enter(called[0], inputs) if called else None
         return unknown if entered is None or len(entered) != len(unknown) else entered
     if op.name not in RULES:
         return unknown
@@ -200,7 +206,8 @@ def _with_recorded_sizes(shape: Shape | None, tensor: Tensor, *, is_open: bool) 
     if recorded is None:
         return shape
     if shape is None:
-        return (OPEN,) * len(recorded) if is_open and not tensor.is_dynamic else recorded
+        may_depend = is_open and not tensor.is_dynamic
+        return (OPEN,) * len(recorded) if may_depend else recorded
     if is_open or len(shape) != len(recorded):
         return shape
     return tuple(there if size < 0 else size for size, there in zip(shape, recorded, strict=True))
@@ -245,19 +252,22 @@ class _Walk:
                 passed = f"an operator passes {shape_text(fact.shape)} to it"
                 self.report(graph, "", tensor, fact.shape, passed)
         for position, step in enumerate(_steps(graph, facts, self.enter)):
-            operator = step.operator
-            where = f"{position} ({operator.name})"
-            named = next(filter(None, (*operator.outputs, *operator.inputs)), None)
-            if step.error and named is not None:
-                self.report(graph, where, named, None, step.error)
-            cause = next((tensor for tensor in operator.inputs if tensor in wrong), None)
-            source = "" if cause is None else f"; it follows from tensor '{cause.name}'"
-            for tensor, fact in step.pairs():
-                reason = self._merge_shape(tensor, fact.shape)
-                if reason:
-                    wrong.add(tensor)
-                    self.report(graph, where, tensor, fact.shape, reason + source)
+            self._look_at(graph, step, f"{position} ({step.operator.name})", wrong)
         return [_fact_of(tensor, facts) for tensor in graph.outputs]
+
+    def _look_at(self, graph: Subgraph, step: _Step, where: str, wrong: set[Tensor]) -> None:
+        """Report an operator's error and its results that disagree, which are added to the `wrong` ones before it."""
+        operator = step.operator
+        named = [*operator.outputs, *operator.given]
+        if step.error and named:
+            self.report(graph, where, named[0], None, step.error)
+        causes = [tensor.name for tensor in operator.given if tensor in wrong]
+        source = f"; it follows from tensor '{causes[0]}'" if causes else ""
+        for tensor, fact in step.pairs():
+            reason = self._merge_shape(tensor, fact.shape)
+            if reason:
+                wrong.add(tensor)
+                self.report(graph, where, tensor, fact.shape, reason + source)
 
     def _merge_shape(self, tensor: Tensor, shape: Shape | None) -> str | None:
         """Merge a shape with those of earlier calls; return how it differs from the recorded one, if it does."""
@@ -270,15 +280,19 @@ class _Walk:
         if len(inputs) != len(graph.inputs):
             raise ShapeError(f"it passes {len(inputs)} inputs to subgraph '{graph.name}'")
         key = (index, *(fact.key for fact in inputs))
-        if key not in self._entered and self._entries[index] < _MOST_ENTRIES:
-            self._entries[index] += 1
-            self._entered[key] = None  # if it calls itself
-            facts: dict[Tensor, Fact] = {}
-            for tensor, fact in zip(graph.inputs, inputs, strict=True):
-                shape = recorded_shape(tensor) if fact.shape is None else fact.shape
-                facts[tensor] = Fact(shape, fact.value)
-            self._entered[key] = self.walk(graph, facts, is_called=True)
-        return self._entered.get(key)
+        if key in self._entered:
+            return self._entered[key]
+        if self._entries[index] == _MOST_ENTRIES:
+            return None
+        self._entries[index] += 1
+        self._entered[key] = None  # if it calls itself
+        facts: dict[Tensor, Fact] = {}
+        for tensor, fact in zip(graph.inputs, inputs, strict=True):
+            shape = recorded_shape(tensor) if fact.shape is None else fact.shape
+            facts[tensor] = Fact(shape, fact.value)
+        outputs = self.walk(graph, facts, is_called=True)
+        self._entered[key] = outputs
+        return outputs
 
 
 def _agreed(shape: Shape | None, other: Shape | None) -> Shape | None:

@@ -125,9 +125,12 @@ def range_(call: Call) -> Results:
     if not all(fact.is_known_scalar for fact in call.inputs):
         return [(OPEN,)]
     start, limit, delta = (call.value(index).item() for index in range(3))
-    count = -1.0
-    if delta:
-        count = -((start - limit) // delta) if isinstance(start, int) else (limit - start) / delta
+    if delta == 0:
+        count = -1.0
+    elif isinstance(start, int):
+        count = -((start - limit) // delta)  # rounds up, exactly
+    else:
+        count = (limit - start) / delta
     is_possible = 0 <= count <= _LONGEST_RANGE  # False for NaN, too
     call.expect(is_possible, f"up to {_LONGEST_RANGE} numbers from {start} to {limit} by {delta}")
     return [(math.ceil(count),)]
