@@ -1,7 +1,7 @@
 """Validity checks of a model, the same for reading and writing."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -34,6 +34,13 @@ def check_model(subgraphs: Sequence[Subgraph], signatures: Sequence[Signature]) 
         defined = _check_operators(graph, place)
         held[graph] = {tensor: _is_defined(tensor, defined) for tensor in tensors}
         _check_outputs(place, ((tensor.name, tensor) for tensor in graph.outputs), held[graph])
+    _check_signatures(signatures, held)
+
+
+def _check_signatures(
+    signatures: Iterable[Signature], held: Mapping[Subgraph, Mapping[Tensor, bool]]
+) -> None:
+    """Check names and arguments; `held` has each subgraph's tensors, and if they are defined at its end."""
     keys: set[str] = set()
     for signature in signatures:
         where = f"signature '{signature.key}'"
@@ -52,7 +59,7 @@ def check_model(subgraphs: Sequence[Subgraph], signatures: Sequence[Signature]) 
 
 
 def _check_outputs(
-    where: str, outputs: Iterable[tuple[str, Tensor]], held: dict[Tensor, bool]
+    where: str, outputs: Iterable[tuple[str, Tensor]], held: Mapping[Tensor, bool]
 ) -> None:
     for name, tensor in outputs:
         if not held[tensor]:
@@ -85,22 +92,27 @@ def _check_operators(graph: Subgraph, place: str) -> set[Tensor]:
                     f"{where}: defines '{tensor.name}', which is already defined"
                 )
             defined.add(tensor)
-        _check_operator(operator, where)
+        reason = _wrong_operator(operator)
+        if reason is not None:
+            raise ModelFormatError(f"{where}: {reason}")
     return defined
 
 
-def _check_operator(operator: Operator, where: str) -> None:
+def _wrong_operator(operator: Operator) -> str | None:
+    """Why an operator's inputs, outputs or options are invalid; None if all are valid."""
     kind = KINDS[operator.code.name]
-    reason = kind.misfit(operator.inputs, operator.outputs) if kind.is_followed else None
+    if kind.is_followed:
+        reason = kind.misfit(operator.inputs, operator.outputs)
+        if reason is not None:
+            return reason
     options = operator.options
-    expected = kind.options
-    if reason is None and options is None and expected in SUBGRAPH_FIELDS:
-        reason = "has no options to name the subgraph to run"
+    if options is None:
+        calls = kind.options in SUBGRAPH_FIELDS
+        return "has no options to name the subgraph to run" if calls else None
     # The runtime would ignore another operator's options, or misread them.
-    if reason is None and options is not None and expected not in (None, options.name):
-        reason = f"has {options.name}, expected {expected}"
-    if reason is not None:
-        raise ModelFormatError(f"{where}: {reason}")
+    if kind.options not in (None, options.name):
+        return f"has {options.name}, expected {kind.options}"
+    return None
 
 
 def _check_calls(subgraphs: Sequence[Subgraph]) -> None:
@@ -118,13 +130,16 @@ def _check_calls(subgraphs: Sequence[Subgraph]) -> None:
                     what = f"subgraph {index} does not exist, there are {len(subgraphs)}"
                     raise ModelFormatError(f"{place}: {what}")
                 callees.add(index)
+    # Those that call none, then those that call only these, and so on.
     shallow: set[int] = set()
     for _ in range(DEEPEST):
         shallow |= {index for index, callees in enumerate(called) if callees <= shallow}
-    deep = next((index for index in range(len(called)) if index not in shallow), None)
-    if deep is not None:
-        place = f"subgraph {deep} '{subgraphs[deep].name}'"
-        raise ModelFormatError(f"{place}: its calls are recursive, or nested over {DEEPEST} deep")
+    for index, graph in enumerate(subgraphs):
+        if index not in shallow:
+            place = f"subgraph {index} '{graph.name}'"
+            raise ModelFormatError(
+                f"{place}: its calls are recursive, or nested over {DEEPEST} deep"
+            )
 
 
 def _wrong_tensor(tensor: Tensor) -> str | None:
@@ -132,8 +147,9 @@ def _wrong_tensor(tensor: Tensor) -> str | None:
     reason = _wrong_sizes(tensor.shape, 0) or tensor.wrong_size
     if reason is None and tensor.shape_signature is not None:
         reason = _wrong_sizes(tensor.shape_signature, -1)
-    parameters = tensor.quantization
-    return reason or (None if parameters is None else _wrong_parameters(parameters, tensor.shape))
+    if reason is None and tensor.quantization is not None:
+        reason = _wrong_parameters(tensor.quantization, tensor.shape)
+    return reason
 
 
 @lru_cache(4096)
@@ -141,11 +157,9 @@ def _wrong_sizes(sizes: Shape, least: int) -> str | None:
     if len(sizes) > _MAX_RANK:
         return f"{len(sizes)} dimensions, expected at most {_MAX_RANK}"
     elements = math.prod(max(size, 1) for size in sizes)
-    if (
-        min(sizes, default=0) < least
-        or max(sizes, default=0) > _MAX_SIZE
-        or elements > _MAX_ELEMENTS
-    ):
+    is_negative = min(sizes, default=0) < least
+    is_large = max(sizes, default=0) > _MAX_SIZE or elements > _MAX_ELEMENTS
+    if is_negative or is_large:
         return f"shape {list(sizes)} has a negative size or is too large"
     return None
 
@@ -158,10 +172,7 @@ def _wrong_parameters(parameters: Quantization, shape: Shape) -> str | None:
         return "quantization scales must be finite and not negative"
     if parameters.is_affine and len(points) not in (1, len(scale)):
         return f"{len(scale)} scales but {len(points)} zero points"
-    if (
-        parameters.is_per_axis
-        and shape
-        and not (0 <= axis < len(shape) and shape[axis] == len(scale))
-    ):
+    fits = 0 <= axis < len(shape) and shape[axis] == len(scale)
+    if parameters.is_per_axis and shape and not fits:
         return f"{len(scale)} scales do not fit axis {axis} of {list(shape)}"
     return None

@@ -175,8 +175,11 @@ def usual_version(name: str, inputs: Sequence[Tensor | None], outputs: Sequence[
     """The lowest version of a builtin operator for these types and ranks."""
     kind = KINDS[name]
     data = kind.data_operands(inputs)[:1]
-    types = [tensor.dtype for tensor in (*data, *(outputs if name == "CAST" else ()))]
-    return kind.version_for(*types, rank=max((len(tensor.shape) for tensor in data), default=0))
+    types = [tensor.dtype for tensor in data]
+    if name == "CAST":
+        types += (tensor.dtype for tensor in outputs)
+    rank = len(data[0].shape) if data else 0
+    return kind.version_for(*types, rank=rank)
 
 
 class Constants:
@@ -363,30 +366,18 @@ def to_tables(model: Model) -> Table:
     codes = _Numbering(model.operator_codes)
     buffers = _Numbering(model.buffers)
     numbers = {graph: _Numbering(graph.tensors) for graph in model.subgraphs}
+    subgraphs = [_subgraph(graph, codes, buffers, numbers[graph]) for graph in model.subgraphs]
+    signatures = [_signature(one, model.subgraphs, numbers) for one in model.signatures]
+    metadata = [_metadata(entry, buffers) for entry in model.metadata]
+    metadata_buffers = [buffers.of(buffer) for buffer in model.metadata_buffers]
+    # By now, codes and buffers include those that the model does not list.
     return _filled(
         model.table or new_table("Model", version=3),
-        subgraphs=[_subgraph(graph, codes, buffers, numbers[graph]) for graph in model.subgraphs],
-        signature_defs=[_signature(one, model.subgraphs, numbers) for one in model.signatures],
-        metadata=[
-            _filled(
-                entry.table or new_table("Metadata", name=entry.name),
-                buffer=buffers.of(entry.buffer),
-            )
-            for entry in model.metadata
-        ],
-        metadata_buffer=[buffers.of(buffer) for buffer in model.metadata_buffers],
-        # Last: by now they include what subgraphs and metadata use but the model does not list.
-        operator_codes=[
-            code.table
-            or new_table(
-                "OperatorCode",
-                deprecated_builtin_code=deprecated_code(code),
-                version=code.version,
-                builtin_code=code.builtin,
-                custom_code=code.custom_code,
-            )
-            for code in codes.items
-        ],
+        subgraphs=subgraphs,
+        signature_defs=signatures,
+        metadata=metadata,
+        metadata_buffer=metadata_buffers,
+        operator_codes=[code.table or _new_code(code) for code in codes.items],
         buffers=[_buffer(buffer) for buffer in buffers.items],
     )
 
@@ -405,6 +396,21 @@ class _Numbering:
         return index
 
 
+def _new_code(code: OperatorCode) -> Table:
+    return new_table(
+        "OperatorCode",
+        deprecated_builtin_code=deprecated_code(code),
+        version=code.version,
+        builtin_code=code.builtin,
+        custom_code=code.custom_code,
+    )
+
+
+def _metadata(entry: Metadata, buffers: _Numbering) -> Table:
+    table = entry.table or new_table("Metadata", name=entry.name)
+    return _filled(table, buffer=buffers.of(entry.buffer))
+
+
 def _subgraph(
     graph: Subgraph, codes: _Numbering, buffers: _Numbering, numbers: _Numbering
 ) -> Table:
@@ -417,6 +423,10 @@ def _subgraph(
     )
 
 
+_OPTIONS = {"builtin_options": "BuiltinOptions", "builtin_options_2": "BuiltinOptions2"}
+"""The fields of an operator's options, and their unions."""
+
+
 def _operator(operator: Operator, codes: _Numbering, numbers: _Numbering) -> Table:
     table = _filled(
         operator.table or new_table("Operator"),
@@ -426,11 +436,9 @@ def _operator(operator: Operator, codes: _Numbering, numbers: _Numbering) -> Tab
         intermediates=[numbers.of(tensor) for tensor in operator.intermediates],
     )
     options = operator.options
-    for place, union in (
-        ("builtin_options", "BuiltinOptions"),
-        ("builtin_options_2", "BuiltinOptions2"),
-    ):
-        own = options if options is not None and options.name in UNIONS[union].values() else None
+    for place, union in _OPTIONS.items():
+        is_member = options is not None and options.name in UNIONS[union].values()
+        own = options if is_member else None
         if table.fields.get(place) is not own:
             table.set(place, own)
     return table
@@ -462,18 +470,25 @@ def _signature(
     signature: Signature, subgraphs: list[Subgraph], numbers: Mapping[Subgraph, _Numbering]
 ) -> Table:
     table = signature.table or new_table("SignatureDef")
-    sides: dict[str, list[Table]] = {}
-    for side, arguments in (("inputs", signature.inputs), ("outputs", signature.outputs)):
-        places = [
-            (name, numbers[signature.subgraph].of(tensor)) for name, tensor in arguments.items()
-        ]
-        sides[side] = table.tables(side)
-        if places != [(entry.get("name"), entry.get("tensor_index")) for entry in sides[side]]:
-            sides[side] = [
-                new_table("TensorMap", name=name, tensor_index=place) for name, place in places
-            ]
-    index = subgraphs.index(signature.subgraph)
-    return _filled(table, signature_key=signature.key, subgraph_index=index, **sides)
+    of_tensors = numbers[signature.subgraph]
+    return _filled(
+        table,
+        signature_key=signature.key,
+        subgraph_index=subgraphs.index(signature.subgraph),
+        inputs=_arguments(table.tables("inputs"), signature.inputs, of_tensors),
+        outputs=_arguments(table.tables("outputs"), signature.outputs, of_tensors),
+    )
+
+
+def _arguments(
+    entries: list[Table], arguments: Mapping[str, Tensor], numbers: _Numbering
+) -> list[Table]:
+    """The tables of a signature's inputs or outputs: its own `entries` if they have these names and tensors."""
+    named = [(name, numbers.of(tensor)) for name, tensor in arguments.items()]
+    present = [(entry.get("name"), entry.get("tensor_index")) for entry in entries]
+    if named == present:
+        return entries
+    return [new_table("TensorMap", name=name, tensor_index=index) for name, index in named]
 
 
 def deprecated_code(code: OperatorCode) -> int:
@@ -488,7 +503,9 @@ def _filled(table: Table, **values: Any) -> Table:
         present = table.get(name)
         if isinstance(present, np.ndarray):
             present = present.tolist()
-        if value is None or (present or None) != (value or None):
+        # An absent field means the same as an empty one, or 0.
+        is_same = (present or None) == (value or None)
+        if value is None or not is_same:
             made.set(name, value)
     return made
 

@@ -329,11 +329,14 @@ class _Reading:
         return DType[name.upper()]
 
     def _shape(self) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+        """`[1,?,4]`: the shape `(1, 1, 4)`, and the shape signature `(1, -1, 4)` if a size is open."""
         self._next("[")
         sizes = tuple(self._until("]", lambda: -1 if self._takes("?") else self._integer()))
-        return tuple(1 if size == -1 else size for size in sizes), sizes if -1 in sizes else None
+        shape = tuple(1 if size == -1 else size for size in sizes)
+        return shape, sizes if -1 in sizes else None
 
     def _parameters(self) -> Quantization | None:
+        """`q(0.001, 0)`, `q([0.1, 0.2], [0, 0], axis 0)`, or nothing."""
         if not self._takes("q"):
             return None
         self._next("(")
@@ -355,6 +358,7 @@ class _Reading:
         return self._until("]", lambda: self._number(dtype))
 
     def _operator(self, graph: Subgraph, tensors: Named) -> None:
+        """`%y: float32[4], %z: float32[4] = SPLIT(int32(0), %x) {num_splits: 2}`."""
         made = Named()
         while self._sees("tensor"):
             output = self._define(graph, made)
@@ -400,6 +404,7 @@ class _Reading:
         options.set(name, _option_value(field, value))
 
     def _constant(self, graph: Subgraph, name: str = "") -> Tensor:
+        """`int32(2)`, `int32{0, 2, 1, 3}`, or another form, with a shape in front of the numbers."""
         dtype = self._dtype()
         shape = self._shape()[0] if self._sees("[") else None
         usual = f"const_{len(graph.tensors)}"
@@ -422,10 +427,9 @@ class _Reading:
                 raise ValueError(f"the numbers of constant {title} are not in the text: {remedy}")
             else:
                 data = self._listed(dtype, shape)
-                shape = (data.length // _stored(dtype).itemsize,) if shape is None else shape
             self._next("}")
-        if shape is None:
-            raise ValueError(_NO_SHAPE)
+        if shape is None:  # a vector; `_count` refuses the other forms without a shape
+            shape = (data.length // _stored(dtype).itemsize,)
         buffer = Buffer(data)
         made = Tensor(name or usual, shape, dtype, quantization=self._parameters(), buffer=buffer)
         self._model.buffers.append(buffer)

@@ -189,29 +189,33 @@ def _braced(array: NDArray[np.generic]) -> str:
 
 
 def _constant(tensor: Tensor) -> str:
+    return f"{tensor.dtype}{_numbers(tensor)}{_quantization(tensor)}"
+
+
+def _numbers(tensor: Tensor) -> str:
+    """A constant's shape, if it does not follow from its numbers, and the numbers, or `{...}` for those left out."""
     shape = f"[{','.join(map(str, tensor.shape))}]"
     seeded = _SEEDED.match(tensor.name)
     is_looked_at = tensor.elements <= _MOST_LOOKED_AT or seeded is not None
-    text = f"{shape}{{...}}"
-    if is_looked_at and tensor.has_numbers and not tensor.dtype.is_complex:
-        values = tensor.array()
-        if not tensor.shape:
-            text = f"({number_text(values[()])})"
-        elif values.size <= _MOST_PRINTED:
-            text = f"{shape if len(tensor.shape) > 1 else ''}{_braced(values)}"
-        elif values.tobytes() == values.ravel()[:1].tobytes() * values.size:
-            text = f"{shape}{{splat {number_text(values.ravel()[0])}}}"
-        elif seeded is not None and _is_of_seed(int(seeded[1]), tensor.dtype, values):
-            text = f"{shape}{{seed {int(seeded[1])}}}"
-    return f"{tensor.dtype}{text}{_quantization(tensor)}"
+    if not is_looked_at or not tensor.has_numbers or tensor.dtype.is_complex:
+        return f"{shape}{{...}}"
+    values = tensor.array()
+    if not tensor.shape:
+        return f"({number_text(values[()])})"
+    if values.size <= _MOST_PRINTED:
+        return f"{shape if len(tensor.shape) > 1 else ''}{_braced(values)}"
+    if values.tobytes() == values.ravel()[:1].tobytes() * values.size:
+        return f"{shape}{{splat {number_text(values.ravel()[0])}}}"
+    if seeded is not None and _is_of_seed(int(seeded[1]), tensor.dtype, values):
+        return f"{shape}{{seed {int(seeded[1])}}}"
+    return f"{shape}{{...}}"
 
 
 def _is_of_seed(seed: int, dtype: DType, values: NDArray[np.generic]) -> bool:
     """Whether these are the numbers of a seed, which the name of a constant promises."""
-    return (
-        values.nbytes <= MOST_BYTES
-        and random_numbers(seed, dtype, values.size).tobytes() == values.tobytes()
-    )
+    if values.nbytes > MOST_BYTES:
+        return False
+    return random_numbers(seed, dtype, values.size).tobytes() == values.tobytes()
 
 
 def _options(operator: Operator) -> str:
@@ -225,8 +229,9 @@ def _options(operator: Operator) -> str:
             continue
         if name == "composite_attributes":
             attributes = read_flexbuffer(bytes(value))
-            is_text = not isinstance(attributes, dict)  # bytes that are not attributes
-            texts.append(f"{name}: {option_text(str(attributes) if is_text else attributes)}")
+            if not isinstance(attributes, dict):  # bytes that are not attributes
+                attributes = str(attributes)
+            texts.append(f"{name}: {option_text(attributes)}")
         elif isinstance(value, np.ndarray) or value != field.default:
             texts.append(f"{name}: {value_text(field, value)}")
     return f" {{{', '.join(texts)}}}" if texts else ""

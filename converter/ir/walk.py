@@ -171,7 +171,7 @@ def is_impure(operator: Operator) -> bool:
 
 def with_called(operators: Sequence[Operator], subgraphs: Sequence[Subgraph]) -> list[Operator]:
     """The operators and those of all subgraphs that they call, each subgraph once."""
-    return [*operators, *(op for graph in called_by(operators, subgraphs) for op in graph)]
+    return [*operators, *chain.from_iterable(called_by(operators, subgraphs))]
 
 
 def called_by(operators: Iterable[Operator], subgraphs: Sequence[Subgraph]) -> list[Subgraph]:
@@ -192,7 +192,10 @@ def places(
 ) -> dict[Operator, Operator | None]:
     """Where operators go when `new` ones replace `old` ones: in front of which operator, or None for the end.
 
-    Operators in both lists keep their places; added ones go where the last old one was, or before their first reader.
+    Operators in both lists keep their places; added ones go where the last old one was, or before their first reader:
+
+        old 1   x   reader of added 1   y   old 2   z   ->   x   added 1   its reader   y   added 2   z
+
     Another one moves only if an added one in front of it needs its results. Side effects keep their order. `subgraphs`
     are the model's. This visits only the region, its readers, and operators that move.
 
@@ -208,11 +211,12 @@ def places(
         placing.put([reader], reader, graph.place(reader))
     placing.put(added, graph.after(last), placing.end + 1)
     moved = [operator for operator in placing.placed if operator.subgraph is graph]
-    effect = next((one for one in (*removed, *added, *moved) if not is_pure(one, subgraphs)), None)
-    if effect is not None:
-        for other in _spanned(graph, old):
-            if other is not effect and other not in removed and not is_pure(other, subgraphs):
-                raise RefusedError(Why.FRAME, "it would change the order of side effects", effect)
+    effects = [one for one in (*removed, *added, *moved) if not is_pure(one, subgraphs)]
+    if not effects:
+        return placing.placed
+    for other in _spanned(graph, old):
+        if other is not effects[0] and other not in removed and not is_pure(other, subgraphs):
+            raise RefusedError(Why.FRAME, "it would change the order of side effects", effects[0])
     return placing.placed
 
 
@@ -231,10 +235,9 @@ class _Placing:
 
     def readers(self) -> list[Operator]:
         """The operators up to the end that read results of new ones, in execution order."""
-        found = {reader: None for tensor in self.makers for reader in tensor.readers}
-        before = [
-            one for one in found if one not in self.removed and self.graph.place(one) <= self.end
-        ]
+        found = dict.fromkeys(chain.from_iterable(tensor.readers for tensor in self.makers))
+        staying = [reader for reader in found if reader not in self.removed]
+        before = [reader for reader in staying if self.graph.place(reader) <= self.end]
         return sorted(before, key=self.graph.place)
 
     def put(self, operators: Sequence[Operator], before: Operator | None, place: int) -> None:
@@ -307,39 +310,44 @@ def cut_out(
     model: Model, operators: Sequence[Operator], inputs: Sequence[Tensor], outputs: Sequence[Tensor]
 ) -> Model:
     """A model of these operators and the subgraphs they call. Names are numbers, so equal regions give equal bytes."""
-    region = Model()
     called = called_by(operators, model.subgraphs)
+    # The region itself is subgraph 0.
     places = {model.subgraphs.index(graph): place for place, graph in enumerate(called, 1)}
-
-    def add(
-        name: str,
-        operators: Sequence[Operator],
-        inputs: Iterable[Tensor],
-        outputs: Iterable[Tensor],
-    ) -> None:
-        graph = Subgraph(name)
-        region.subgraphs.append(graph)
-        copies: dict[Tensor, Tensor] = {}
-
-        def copied(tensor: Tensor) -> Tensor:
-            if tensor not in copies:
-                kept = tensor.buffer if tensor.is_constant else None
-                copy = replace(tensor, name=str(len(copies)), buffer=kept, shape_signature=None)
-                copy.table = tensor.table if tensor.is_sparse or tensor.is_outside else None
-                copies[tensor] = graph.add_tensor(copy)
-            return copies[tensor]
-
-        graph.inputs = [copied(tensor) for tensor in inputs]
-        for operator in operators:
-            new = graph.append(operator.on(copied))
-            new.table = own_fields(operator)
-            new.options = renumbered(operator.options, places)
-        graph.outputs = [copied(tensor) for tensor in outputs]
-
-    add("region", operators, inputs, outputs)
+    region = Model(subgraphs=[_copied_graph("region", operators, inputs, outputs, places)])
     for place, graph in enumerate(called, 1):
-        add(f"called_{place}", graph.operators, graph.inputs, graph.outputs)
+        region.subgraphs.append(
+            _copied_graph(f"called_{place}", graph.operators, graph.inputs, graph.outputs, places)
+        )
     return region
+
+
+def _copied_graph(
+    name: str,
+    operators: Sequence[Operator],
+    inputs: Iterable[Tensor],
+    outputs: Iterable[Tensor],
+    places: Mapping[int, int],
+) -> Subgraph:
+    """A new subgraph with copies of these operators; `places`: the new indices of the subgraphs that they call."""
+    graph = Subgraph(name)
+    copies: dict[Tensor, Tensor] = {}
+
+    def copied(tensor: Tensor) -> Tensor:
+        if tensor not in copies:
+            kept = tensor.buffer if tensor.is_constant else None
+            copy = replace(tensor, name=str(len(copies)), buffer=kept, shape_signature=None)
+            copy.table = tensor.table if tensor.is_sparse or tensor.is_outside else None
+            copies[tensor] = graph.add_tensor(copy)
+        return copies[tensor]
+
+    # In this order, which numbers the tensors.
+    graph.inputs = [copied(tensor) for tensor in inputs]
+    for operator in operators:
+        new = graph.append(operator.on(copied))
+        new.table = own_fields(operator)
+        new.options = renumbered(operator.options, places)
+    graph.outputs = [copied(tensor) for tensor in outputs]
+    return graph
 
 
 def cut_signature(
