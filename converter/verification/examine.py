@@ -115,40 +115,53 @@ def _failed(region: Region, reason: str) -> Proof:
 
 
 def _judge_large(worker: Worker, region: Region) -> Proof | None:
-    """The verdict on a large region; None if it is small, or must be run like a small one."""
+    """The verdict on a large region; None if it is small, or must be run like a small one.
+
+    at 1/8 of its lengths, all kernel sets, extreme inputs, too -> in_part, the most sensitive scale
+    in full, one kernel set, ordinary inputs at that scale      -> in_full
+    """
     # Other checks may depend on particular elements, which a fraction could miss.
     if region.cost <= _IN_FULL or not isinstance(region.check, Exact):
         return None
     try:
-        part = replace(
-            region,
-            before=shrunk(region.before),
-            after=shrunk(region.after),
-            trial=replace(region.trial, parts=None),
-            divided=FACTOR,
-        )
+        part = _at_a_fraction(region)
         outcome = _run(worker, part)
     except (RefusedError, RuntimeRefused, RuntimeCrashed, ModelFormatError):
         return None
     in_part = judge(outcome, part)
     if in_part.open:
         return None
-    # The fastest kernels that run the region and must give the same bits.
-    supported = [kernels for kernels in region.trial.kernels if kernels in outcome.found[""]]
-    only = supported[-1 if region.rounded else 0]
-    # The deviation of a sum grows with the square root of the number of products.
-    scale = outcome.scale / FACTOR**0.25
-    whole = replace(
-        region, trial=replace(region.trial, extremes=(), scales=(scale,), kernels=(only,))
-    )
+    whole = _in_full(region, outcome)
     in_full = judge(_run(worker, whole), whole)
     if not in_full.holds:
         return in_full
     if not in_part.holds:
         return None
     # Both pass the same check, and the full run shows no difference.
-    others = [each for each in in_part.ran if each.kernels != only]
+    others = [each for each in in_part.ran if each.kernels not in whole.trial.kernels]
     return replace(in_part, ran=(*in_full.ran, *others))
+
+
+def _at_a_fraction(region: Region) -> Region:
+    """The region at a fraction of its lengths, without its `parts`, whose sizes do not fit there; see `shrunk`."""
+    return replace(
+        region,
+        before=shrunk(region.before),
+        after=shrunk(region.after),
+        trial=replace(region.trial, parts=None),
+        divided=FACTOR,
+    )
+
+
+def _in_full(region: Region, outcome: Outcome) -> Region:
+    """The region, with one run on one kernel set, chosen by the outcome of its runs at a fraction of the lengths."""
+    # The fastest kernels that run the region and must give the same bits.
+    supported = [kernels for kernels in region.trial.kernels if kernels in outcome.found[""]]
+    only = supported[-1 if region.rounded else 0]
+    # The deviation of a sum grows with the square root of the number of products.
+    scale = outcome.scale / FACTOR**0.25
+    asked = replace(region.trial, extremes=(), scales=(scale,), kernels=(only,))
+    return replace(region, trial=asked)
 
 
 def _run(worker: Worker, region: Region) -> Outcome:
@@ -169,6 +182,7 @@ def _run(worker: Worker, region: Region) -> Outcome:
         return run(after, asked)
     except RuntimeCrashed as error:
         aborted = f"LiteRT aborts on the operators as they were, {error}"
+    # Which kernel sets abort on the first version? It takes the second one's place, too.
     supported: list[Kernels] = []
     for kernels in asked.kernels:
         alone = replace(asked, kernels=(kernels,), extremes=())
@@ -204,31 +218,35 @@ def run_versions(
 
 def judge(outcome: Outcome, region: Region) -> Proof:
     """The verdict on the figures; open if both versions agree, but many wrong ones would, too."""
-    check = region.check
-    violated = ""
-    for kind, found in outcome.found.items():
-        if not violated and not _holds(found, region):
-            where = f" on {KINDS[kind]}" if kind else ""
-            violated = (
-                f"the new region differs{where}: {_figures(found)}, but must be {check.words}"
-            )
+    violated = _violation(outcome, region)
     if not violated and outcome.inconclusive:
         reason = f"cannot be verified: {outcome.inconclusive}, so a wrong rewrite would give the same result"
-        return inconclusive(check, reason)
+        return inconclusive(region.check, reason)
     ran = outcome.found[""]
     differences = list(chain.from_iterable(ran.values()))
-    exact = not region.trial.limits and not region.rounded
+    steps = [difference.steps for difference in differences if difference.steps is not None]
+    is_exact = not region.trial.limits and not region.rounded
     return Proof(
-        check,
+        region.check,
         holds=not violated,
-        bitwise=exact and all(difference.bitwise for difference in differences),
+        bitwise=is_exact and all(difference.bitwise for difference in differences),
         max_abs=max(difference.max_abs for difference in differences),
-        steps=max((each.steps for each in differences if each.steps is not None), default=None),
+        steps=max(steps, default=None),
         reason=violated,
-        note="; ".join(_notes(region, ran, differences)),
+        note="; ".join(_notes(region, ran, steps)),
         ran=tuple(Ran(kernels, region.divided) for kernels in ran),
         extremes=len(outcome.found) > 1,
     )
+
+
+def _violation(outcome: Outcome, region: Region) -> str:
+    """The first kind of inputs on which the check does not hold, and the figures; empty if it holds on all."""
+    for kind, found in outcome.found.items():
+        if not _holds(found, region):
+            where = f" on {KINDS[kind]}" if kind else ""
+            figures = _figures(found)
+            return f"the new region differs{where}: {figures}, but must be {region.check.words}"
+    return ""
 
 
 def _holds(found: Mapping[str, Sequence[Difference]], region: Region) -> bool:
@@ -246,22 +264,24 @@ def _holds(found: Mapping[str, Sequence[Difference]], region: Region) -> bool:
 
 
 def _notes(
-    region: Region, ran: Mapping[str, Sequence[Difference]], found: Sequence[Difference]
+    region: Region, ran: Mapping[str, Sequence[Difference]], steps: Sequence[int]
 ) -> Iterator[str]:
-    """Remarks on kernels that were left out, and on optimized kernels that were held to a bound."""
+    """Remarks on kernels that were left out, and on optimized kernels that were held to a bound.
+
+    `steps`: how far integer outputs are apart.
+    """
     if len(ran) < len(region.trial.kernels):
         yield f"on {', '.join(ran)} kernels only: the others cannot run the region on its own"
     if not region.rounded:
         return
     note = f"optimized kernels round {region.rounded} differently for some shapes"
-    steps = [difference.steps for difference in found if difference.steps is not None]
     if "reference" not in ran:
         yield f"{note}, and the reference kernels cannot run it"
     elif steps:
         most = max(rounding_of(output).steps for output in region.outputs)
         yield f"{note}: results may differ by up to {many(most, 'step')} (here by {max(steps)})"
     else:
-        worst = max(difference.max_rel for difference in found)
+        worst = max(difference.max_rel for difference in chain.from_iterable(ran.values()))
         yield f"{note}: results may differ by up to {ROUNDING:g} of their range (here by {worst:.1e})"
 
 

@@ -55,11 +55,7 @@ def _floats(planned: InputPlan, array: NDArray[Any], kind: str, draw: NDArray[np
     draw %= 16
     match kind, planned.side:
         case "masks", "added":
-            values = np.array(_MASKS, array.dtype)[draw % len(_MASKS)]
-            rows = values.reshape(-1, array.shape[-1] if array.ndim else 1)
-            for place, row in enumerate(rows[_CLOSED_ROW - 1 :: _CLOSED_ROW]):
-                row[:] = _MASKS[-1 - place % 4]
-            return values
+            return _exporters_masks(array, draw)
         case "high" | "low", "other":
             return array * _LARGE_VALUE
         case ("low", "left") | ("lowest keys", "right"):
@@ -67,20 +63,27 @@ def _floats(planned: InputPlan, array: NDArray[Any], kind: str, draw: NDArray[np
         case "high" | "low", "left" | "right":
             return np.abs(array) * _LARGE
         case "tiny", "added":
-            return np.where(draw < 8, np.where(draw < 4, 0.0, -0.0), array)
+            return np.select([draw < 4, draw < 8], [0.0, -0.0], array)
         case "tiny", "other":
             tiny = array * (2.0**-18 if array.dtype == np.float16 else 2.0**-110)
-            return np.select(
-                [draw == 0, draw == 1, draw == 2], [0.0, -0.0, array * 2.0**-140], tiny
-            )
+            tiniest = array * 2.0**-140
+            return np.select([draw == 0, draw == 1, draw == 2], [0.0, -0.0, tiniest], tiny)
         case "tiny", "right":
             # Every other key is 0, whichever of the last two axes the keys are on, and so are its logits.
-            return np.where(
-                (_along(array.shape, -1) | _along(array.shape, -2)) % 2 == 1, 0.0, array
-            )
+            is_zero = (_along(array.shape, -1) | _along(array.shape, -2)) % 2 == 1
+            return np.where(is_zero, 0.0, array)
     if kind != f"nan {planned.side}":
         return array
     return np.select([draw < 2, draw == 2, draw == 3], [np.nan, np.inf, -np.inf], array)
+
+
+def _exporters_masks(array: NDArray[Any], draw: NDArray[np.int64]) -> Any:
+    """Values as in exporters' masks; in one row of four, only one value, which closes the row."""
+    values = np.array(_MASKS, array.dtype)[draw % len(_MASKS)]
+    rows = values.reshape(-1, array.shape[-1] if array.ndim else 1)
+    for place, row in enumerate(rows[_CLOSED_ROW - 1 :: _CLOSED_ROW]):
+        row[:] = _MASKS[-1 - place % 4]
+    return values
 
 
 def _codes(planned: InputPlan, array: NDArray[Any], kind: str, draw: NDArray[np.int64]) -> Any:
@@ -103,9 +106,8 @@ def _codes(planned: InputPlan, array: NDArray[Any], kind: str, draw: NDArray[np.
         case "high" | "low", "other":
             return np.select([draw % 8 < 2, draw % 8 < 4], [least, most], array.astype(np.int64))
         case "highest logits" | "lowest logits", "right":
-            return np.where(
-                _along(shape, -2 if kind == "highest logits" else -1) % 4 < 3, most, array
-            )
+            turn = _along(shape, -2 if kind == "highest logits" else -1) % 4
+            return np.where(turn < 3, most, array)
         case ("high" | "highest logits", "left") | ("highest keys", "right"):
             return np.full(shape, most)
         case ("low" | "lowest logits", "left") | ("lowest keys", "right"):

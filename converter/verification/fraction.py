@@ -47,21 +47,25 @@ def shrunk(model: Model) -> Model:
 
 def _part(tensor: Tensor, shape: tuple[int, ...]) -> Buffer:
     """One element of each block of 8 along long axes; unquantized integers are sizes and places, which are divided."""
-    scales = tensor.quantization
-    is_cut = (
-        scales is not None and scales.is_per_axis and shape[scales.dimension] < len(scales.scale)
-    )
-    if is_cut or not tensor.has_numbers:
+    if not tensor.has_numbers or _has_scales_along(tensor, shape):
         raise RefusedError(Why.INCONCLUSIVE, "a constant has no such part")
     array = tensor.array()
     part = _one_of_each_block(array, shape)
-    if array.dtype.kind in "iu" and not tensor.is_quantized:
-        if shape == tensor.shape:
-            sizes = [_shorter(int(value)) for value in array.ravel()]
-            part = np.array(sizes, array.dtype).reshape(shape)
-        elif array.max() >= _LONG - 1:  # a table of places along a long axis
-            part = part // FACTOR
+    is_plain_integer = array.dtype.kind in "iu" and not tensor.is_quantized
+    if is_plain_integer and shape == tensor.shape:
+        sizes = [_shorter(int(value)) for value in array.ravel()]
+        part = np.array(sizes, array.dtype).reshape(shape)
+    elif is_plain_integer and array.max() >= _LONG - 1:  # a table of places along a long axis
+        part = part // FACTOR
     return Buffer(Data(part.tobytes()))
+
+
+def _has_scales_along(tensor: Tensor, shape: tuple[int, ...]) -> bool:
+    """True if an axis that is shorter in `shape` has a scale for each index."""
+    scales = tensor.quantization
+    if scales is None or not scales.is_per_axis:
+        return False
+    return shape[scales.dimension] < len(scales.scale)
 
 
 def _one_of_each_block(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:

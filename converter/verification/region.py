@@ -119,8 +119,9 @@ def _parts(rewrite: Rewrite, outputs: Sequence[Tensor]) -> Parts | None:
         return None
     output, axes = rewrite.parts
     factors = list(chain.from_iterable(axes))
+    sizes = tuple(factor.size for factor in factors)
     labelled = tuple(place for place, factor in enumerate(factors) if factor.stride)
-    return Parts(outputs.index(output), tuple(factor.size for factor in factors), labelled)
+    return Parts(outputs.index(output), sizes, labelled)
 
 
 def _with_reference(rewrite: Rewrite, reference: Reference) -> tuple[Model, Model]:
@@ -201,16 +202,17 @@ def _without_numbers(model: Model) -> tuple[Hashable, tuple[Hashable, ...]]:
     for graph in model.subgraphs:
         places = {tensor: place for place, tensor in enumerate(graph.tensors)}
         for tensor in graph.tensors:
-            content = None if tensor.buffer is None else tensor.buffer.data
-            if content is not None:
+            if tensor.data is not None:
+                content = (tensor.dtype, sha256(tensor.data.view().data).digest())
                 # Plain integers are axes, sizes and orders, which are structure.
-                listed = numbers if tensor.dtype.is_float or tensor.is_quantized else kept
-                listed.append((tensor.dtype, sha256(content.view().data).digest()))
+                is_number = tensor.dtype.is_float or tensor.is_quantized
+                listed = numbers if is_number else kept
+                listed.append(content)
             plain = tensor
             if tensor.quantization is not None and tensor.is_quantized:
                 numbers.append(tensor.quantization.key())
                 plain = replace(tensor, quantization=_QUANTIZED)
-            kept.append((content is None, plain.kind, plain.is_variable))
+            kept.append((tensor.data is None, plain.kind, tensor.is_variable))
         for operator in graph:
             kept.append((operator.code, key_of(operator.options), key_of(operator.table)))
             kept.append(_places(operator.inputs, places))

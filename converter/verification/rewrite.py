@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from edge_opt.attention.factors import Factored
 from edge_opt.ir import Model, Operator, Subgraph, Tensor
-from edge_opt.ir.walk import is_pure, needed_for, places, read_outside, reads
+from edge_opt.ir.walk import is_pure, needed_for, places, producers, read_outside, reads
 
 if TYPE_CHECKING:
     from edge_opt.verification.check import Check
@@ -55,11 +55,13 @@ class Rewrite:
 
     def changed(self) -> tuple[Tensor, ...]:
         """Outputs that the new region computes with other operators; only these can show a mistake."""
-        return tuple(
-            tensor
-            for tensor in self.outputs()
-            if set(needed_for([tensor], self.old)) != set(needed_for([tensor], self.new))
-        )
+        changed: list[Tensor] = []
+        for tensor in self.outputs():
+            before = needed_for([tensor], self.old)
+            after = needed_for([tensor], self.new)
+            if set(before) != set(after):
+                changed.append(tensor)
+        return tuple(changed)
 
     def added(self) -> tuple[Operator, ...]:
         """The new operators that are not old ones."""
@@ -109,6 +111,4 @@ def remove_dead(
         is_read = any(tensor.consumers or graph.is_output(tensor) for tensor in operator.outputs)
         if operator.subgraph is graph and not is_read and is_pure(operator, subgraphs):
             graph.remove(operator)
-            pending.extend(
-                tensor.producer for tensor in reads([operator]) if tensor.producer is not None
-            )
+            pending += producers(operator)

@@ -4,8 +4,10 @@ Matches inputs and outputs by position, because a rewrite may rename tensors. A 
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from operator import is_not
 
 import numpy as np
 
@@ -78,6 +80,10 @@ class Outcome:
 def run(asked: tuple[SignatureInfo, Trial], run_model: RunModel) -> Outcome:
     """Run both versions on the same inputs at every scale, then (with extreme inputs) at the most sensitive one.
 
+        inputs at each scale        -> both versions  -> differences; can they show a mistake?
+        the same, one code up/down  -> first version  -> how many results change: the scale with most is used below
+        ordinary and extreme inputs -> both versions  -> differences, by kind
+
     `asked` has the first version's signature. A kernel set that does not support that version is left out, unless it
     is the only one.
 
@@ -102,10 +108,12 @@ def run(asked: tuple[SignatureInfo, Trial], run_model: RunModel) -> Outcome:
         arrays = [array_of(each) for each in plans]
         pair.compare(arrays)
         for kind in request.extremes:
-            made = [extreme(each, array, kind) for each, array in zip(plans, arrays, strict=True)]
-            if any(new is not old for new, old in zip(made, arrays, strict=True)):
+            made = list(map(partial(extreme, kind=kind), plans, arrays))
+            is_affected = any(map(is_not, made, arrays))
+            if is_affected:
                 pair.compare(made, kind)
-    return Outcome(pair.found, "" if "" in reasons else reasons[0], scale)
+    one_run_tells = "" in reasons
+    return Outcome(pair.found, "" if one_run_tells else reasons[0], scale)
 
 
 def _count_changed(results: Sequence[Array], others: Sequence[Array]) -> int:
@@ -126,76 +134,99 @@ class _Pair:
     def compare(self, arrays: Sequence[Array], kind: str = "") -> Sequence[Array]:
         """Note differences on inputs of this kind; the first version's results on one kernel set."""
         results: list[Sequence[Array]] = []
-        found = self.found.setdefault(kind, {})
         every = self.request.every
         valid = [array.clip(0, every - 1) for array in arrays] if every else arrays
         for kernels in tuple(self.kernels):
             try:
                 old = self.run_model(VERSIONS[0], kernels, valid)
             except DeclinedError:
-                if kernels in self.found[""] or self.kernels == [kernels]:
+                ran_before = kernels in self.found.get("", {})
+                if ran_before or self.kernels == [kernels]:
                     raise
                 self.kernels.remove(kernels)
                 continue
+            new = self.run_model(VERSIONS[1], kernels, arrays)
+            self._note(kind, kernels, self._differences(old, new))
             results.append(old)
-            differences = self._differences(old, self.run_model(VERSIONS[1], kernels, arrays))
-            merged = map(merge, found[kernels], differences) if kernels in found else differences
-            found[kernels] = tuple(merged)
         return results[0]
 
+    def _note(self, kind: str, kernels: str, differences: Iterable[Difference]) -> None:
+        """Add the differences of a run's outputs to those of earlier runs of this kind, on the same kernels."""
+        found = self.found.setdefault(kind, {})
+        if kernels in found:
+            differences = map(merge, found[kernels], differences)
+        found[kernels] = tuple(differences)
+
     def _differences(self, olds: Sequence[Array], news: Sequence[Array]) -> Iterator[Difference]:
+        """The difference of each output; what only the first version clips counts as equal."""
+        tolerance = self.request.tolerance
         for info, old, new in zip(self.signature.outputs, olds, news, strict=True):
             if old.shape != new.shape:
                 raise DeclinedError(
                     f"after: output '{info.tensor}' has shape {new.shape}, not {old.shape}"
                 )
-            if self.request.limits is not None:
-                low, high = self.request.limits
-                beyond = ((old >= high) & (new > high)) | ((old <= low) & (new < low))
-                new = np.where(beyond, old, new)  # noqa: PLW2901
-            tolerance = self.request.tolerance
-            yield measure(old, new, quantized_a=info, quantized_b=info, tolerance=tolerance)
+            own = _clipped_like(old, new, self.request.limits)
+            yield measure(old, own, quantized_a=info, quantized_b=info, tolerance=tolerance)
 
     def realistic(self) -> Iterator[tuple[list[InputPlan], list[Array]]]:
         """The inputs of each run: one run per scale of quantized operands, or enough to cover `every` value."""
         plans = self.drawn(1.0)
-        every = self.request.every
-        if every:
-            (info,) = self.signature.inputs
-            limits = np.iinfo(info.dtype)
-            values = np.array([limits.min, -1, *range(every + 1), limits.max], info.dtype)
-            for start in range(0, values.size, info.elements):
-                yield plans, [np.resize(values[start : start + info.elements], info.shape)]
+        if self.request.every:
+            for array in self._every_value():
+                yield plans, [array]
             return
         scales = self.request.scales if _operands(plans) else ()
         draws = [self.drawn(scale, scale) for scale in scales] or [plans]
         if any(each.role == "integer" for each in plans):
             draws += (self.drawn(1.0, run=run) for run in range(1, VARIANTS))
         for each in draws:
-            yield each, [array_of(planned) for planned in each]
+            yield each, list(map(array_of, each))
+
+    def _every_value(self) -> Iterator[Array]:
+        """The only input with 0 to `every` - 1, and some integers beyond, as many at a time as it holds."""
+        (info,) = self.signature.inputs
+        limits = np.iinfo(info.dtype)
+        values = np.array([limits.min, -1, *range(self.request.every + 1), limits.max], info.dtype)
+        for start in range(0, values.size, info.elements):
+            yield np.resize(values[start : start + info.elements], info.shape)
 
     def drawn(self, scale: float, *draw: object, run: int = 0) -> list[InputPlan]:
         """One draw of the inputs, with operands at this scale and addends of logits in the usual range of logits."""
         hints = self.request.hints or [InputHint()] * len(self.signature.inputs)
-        plans = plan(
-            self.signature, seed=noise.seed_of(self.request.seed, *draw), run=run, hints=hints
-        )
+        seed = noise.seed_of(self.request.seed, *draw)
+        plans = plan(self.signature, seed=seed, run=run, hints=hints)
         operands = _operands(plans)
-
-        def spread(each: InputPlan) -> float:
-            if each.side == "added" and each.role == "data" and each.info.quantized:
+        drawn: list[InputPlan] = []
+        for each in plans:
+            spread = scale if each in operands else 1.0
+            if each.side == "added" and _is_coded(each):
                 limits = np.iinfo(each.info.dtype)
-                return min(1.0, _LOGIT_RANGE / ((limits.max - limits.min) * each.info.scales[0]))
-            return scale if each in operands else 1.0
+                whole_range = (limits.max - limits.min) * each.info.scales[0]
+                spread = min(1.0, _LOGIT_RANGE / whole_range)
+            drawn.append(replace(each, spread=spread))
+        return drawn
 
-        return [replace(each, spread=spread(each)) for each in plans]
+
+def _clipped_like(old: Array, new: Array, limits: tuple[int, int] | None) -> Array:
+    """The new version's output, with the old one's elements where only the old one is clipped to the limits."""
+    if limits is None:
+        return new
+    low, high = limits
+    is_above = (old >= high) & (new > high)
+    is_below = (old <= low) & (new < low)
+    return np.where(is_above | is_below, old, new)
+
+
+def _is_coded(planned: InputPlan) -> bool:
+    """True for quantized data."""
+    return planned.info.quantized and planned.role == "data"
 
 
 def _operands(plans: Sequence[InputPlan]) -> list[InputPlan]:
     """The quantized operands of logits; all quantized data if there are no logits."""
     sides = {each.side for each in plans} & {"left", "right"}
-    quantized = (each for each in plans if each.info.quantized and each.role == "data")
-    return [each for each in quantized if not sides or each.side in sides]
+    coded = list(filter(_is_coded, plans))
+    return [each for each in coded if each.side in sides] if sides else coded
 
 
 def _nudged(plans: Sequence[InputPlan], arrays: Sequence[Array]) -> list[Array]:
@@ -205,7 +236,8 @@ def _nudged(plans: Sequence[InputPlan], arrays: Sequence[Array]) -> list[Array]:
         place = plans.index(planned)
         limits = np.iinfo(planned.info.dtype)
         array = arrays[place]
-        steps = noise.octets(planned.stream, array.size).reshape(array.shape) % 2 * np.int64(2) - 1
+        coins = noise.octets(planned.stream, array.size).reshape(array.shape) % 2
+        steps = np.where(coins, np.int64(1), np.int64(-1))
         nudged[place] = np.clip(array + steps, limits.min, limits.max).astype(array.dtype)
     return nudged
 
@@ -227,7 +259,9 @@ def shows_nothing(
     if parts is not None:
         array = results[parts.output].reshape(parts.sizes)
         count = math.prod(parts.sizes[axis] for axis in parts.axes)
+        # [.., heads, .., tiles, ..] -> [heads, tiles, ..] -> [count, elements of one part]
         rows = np.moveaxis(array, parts.axes, range(len(parts.axes))).reshape(count, -1)
-        if len({row.tobytes() for row in rows}) < count:
+        different = {row.tobytes() for row in rows}
+        if len(different) < count:
             return f"some of the {count} heads or tiles in output {parts.output} are equal"
     return ""

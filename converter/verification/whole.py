@@ -156,4 +156,6 @@ def _bits(operator: Operator) -> int:
     """Return the bits of an operator's coarsest activation, or 0; float activations with integer weights count as 8."""
     coded = [one for one in operator.tensors if one.is_quantized and one.dtype in _BITS]
     moving = [_BITS[tensor.dtype] for tensor in coded if not tensor.is_constant]
-    return min(moving, default=8 if coded and operator.name not in _EXACT else 0)
+    if moving:
+        return min(moving)
+    return 8 if coded and operator.name not in _EXACT else 0
