@@ -11,11 +11,12 @@ from edge_opt.base.words import Progress
 from edge_opt.comparison.findings import ComparisonReport, SignatureComparison, name_of
 from edge_opt.comparison.pairing import Both, Pair, Shapes, both_open, checked_numbers
 from edge_opt.conversion.models import close_inputs
+from edge_opt.ir import Model
 from edge_opt.ir.opening import ModelLike, Part
 from edge_opt.npu.compiler import Compiler, CompilerFailedError
 from edge_opt.npu.profiling import open_inputs
 from edge_opt.npu.vendors import backend_of
-from edge_opt.runtime.inputs import array_of
+from edge_opt.runtime.inputs import InputPlan, array_of
 from edge_opt.runtime.metrics import measure
 from edge_opt.runtime.protocol import Arrays
 
@@ -69,39 +70,52 @@ def compare_on_npu(
 
 
 def _emulated(both: Both, pair: Pair, compiler: Compiler) -> SignatureComparison:
-    """Run both entry points on the CPU and in the emulator; a model compared with itself runs once."""
+    """Run both entry points on the CPU and in the emulator; a model compared with itself runs once.
+
+    a in the emulator, b in the emulator -> the difference
+    a on the CPU, each in the emulator   -> how far each is from the CPU, `db`
+    """
     name = pair.signature.name
-    emulating = backend_of(compiler.chip).emulating
-    sides = "a" if both.begun.a == both.begun.b else "ab"
+    plans = pair.plans(both.begun.seed)
+    is_one_model = both.begun.a == both.begun.b
     cpu: list[Arrays] = []
     npu: list[Arrays] = []
-    for side, model, file, planned in zip(
-        sides, both.models, both.files, pair.plans(both.begun.seed), strict=False
-    ):
-        cpu += both.worker.run_calls(file, [(name, planned)])
-        inputs = {one.info.name: array_of(one) for one in planned}
+    for place in (0,) if is_one_model else (0, 1):
+        model = both.models[place]
+        cpu += both.worker.run_calls(both.files[place], [(name, plans[place])])
         try:
-            with emulating(model, name, compiler) as emulator:
-                outputs = emulator.run(inputs)
+            outputs = _in_emulator(model, name, plans[place], compiler)
         except CompilerFailedError as error:
-            return SignatureComparison(name, reason=f"{side}: {error}")
+            return SignatureComparison(name, reason=f"{'ab'[place]}: {error}")
         # Outputs that are an input or a constant are not compiled; they are the CPU's.
         for key, tensor in model.arguments(name)[2].items():
             if tensor.producer is None:
                 outputs.setdefault(key, cpu[-1][key])
         npu.append(outputs)
     found = both.measure_all(pair, [(npu[0], {**npu[-1]})])
+    distances = _distances(pair, cpu[0], npu[0], npu[-1])
+    compared = [replace(one, db=distances.get(one.name)) for one in found.outputs]
+    return replace(found, outputs=tuple(compared))
+
+
+def _in_emulator(model: Model, name: str, plans: Sequence[InputPlan], compiler: Compiler) -> Arrays:
+    """Compile an entry point, and run it once in the emulator; CompilerFailedError if it does not run."""
+    inputs = {one.info.name: array_of(one) for one in plans}
+    with backend_of(compiler.chip).emulating(model, name, compiler) as emulator:
+        return emulator.run(inputs)
+
+
+def _distances(pair: Pair, cpu: Arrays, a: Arrays, b: Arrays) -> dict[str, tuple[float, float]]:
+    """Signal-to-noise ratios of both models' outputs against the CPU's of `a`, in dB, by the output's name in `a`."""
     distances: dict[str, tuple[float, float]] = {}
     for of_a, of_b in pair.outputs:
-        if of_a.shape == of_b.shape:
-            reference = cpu[0][of_a.name]
-            a = measure(reference, npu[0][of_a.name], quantized_a=of_a, quantized_b=of_a)
-            b = measure(reference, npu[-1][of_b.name], quantized_a=of_a, quantized_b=of_b)
-            distances[of_a.name] = (a.snr_db, b.snr_db)
-    return replace(
-        found,
-        outputs=tuple(replace(one, db=distances.get(one.name)) for one in found.outputs),
-    )
+        if of_a.shape != of_b.shape:
+            continue
+        reference = cpu[of_a.name]
+        ours = measure(reference, a[of_a.name], quantized_a=of_a, quantized_b=of_a)
+        theirs = measure(reference, b[of_b.name], quantized_a=of_a, quantized_b=of_b)
+        distances[of_a.name] = (ours.snr_db, theirs.snr_db)
+    return distances
 
 
 def _warning(compared: SignatureComparison) -> str:
@@ -112,9 +126,9 @@ def _warning(compared: SignatureComparison) -> str:
             far[one.name] = one.db
     if not far:
         return ""
-    name = min(far, key=lambda name: min(far[name]))
-    a, b = far[name]
+    farthest = min(far, key=lambda name: min(far[name]))
+    a, b = far[farthest]
     return (
-        f"warning: signature '{compared.name}', output '{name}': a is {a:.1f} dB and b {b:.1f} dB from the CPU's "
+        f"warning: signature '{compared.name}', output '{farthest}': a is {a:.1f} dB and b {b:.1f} dB from the CPU's "
         "kernels: the NPU's arithmetic is different; this is not a difference between a and b"
     )

@@ -144,7 +144,7 @@ class Figures(Record):
     def gain(self, after: "Figures") -> tuple[bool, str]:
         """Return whether `after`, as converted, is better than this one, as exported, and the deciding figures.
 
-        The pieces and operators off the NPU decide first, then the first figure that both have.
+        If operators off the NPU and pieces on it are equal, the first other figure that both have decides.
         """
         old = self.ranking()
         new = after.ranking()
@@ -154,9 +154,11 @@ class Figures(Record):
         if not deciding:
             return True, self.note
         text = deciding[0]
-        ratio = f" (ratio {new[text] / old[text]:.3f})" if old[text] and new[text] else ""
-        why = f"{text.format(old[text])} as exported, {text.format(new[text])} as converted{ratio}"
-        return new[text] < old[text], why
+        before = old[text]
+        now = new[text]
+        ratio = f" (ratio {now / before:.3f})" if before and now else ""
+        why = f"{text.format(before)} as exported, {text.format(now)} as converted{ratio}"
+        return now < before, why
 
 
 class Emulation(Protocol):

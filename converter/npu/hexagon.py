@@ -109,21 +109,26 @@ class Outcome:
     def refusals(self) -> dict[int, str]:
         """Why operators stay on the CPU, by their place in the model.
 
-        For each operator that is not validated, the tool logs its types and then its place, and the library the reason.
+        For each operator that is not validated, the tool logs its types and then its place, and the library the reason:
+
+            the tool     QNN op validation failed .. dtype=.. dtype=.. | LiteRT Op #3 .. is not supported | ..
+            the library  [ ERROR ] reason .. Failed to validate op     | ..
+
+        An operator that the plugin does not know has only its place.
         """
         complaints = iter(_VALIDATED.split(self.output))
         reasons: dict[int, str] = {}
-        about = ""
+        invalid = ""
         for block in self.errors.partition(_OTHERS)[0].split("ERROR: "):
             found = _LEFT.search(block)
             if _INVALID in block:
                 types = ", ".join(dict.fromkeys(_TYPE.findall(block)))
                 complaint = first_complaint(next(complaints, ""))
                 said = complaint.partition(" requested for ")[0]
-                about = f"{said or 'refused'} ({types})"
+                invalid = f"{said or 'refused'} ({types})"
             elif found is not None:
-                reasons[int(found[1])] = about or "LiteRT's plugin does not take this kind"
-                about = ""
+                reasons[int(found[1])] = invalid or "LiteRT's plugin does not take this kind"
+                invalid = ""
         return reasons
 
     def figures(self) -> dict[str, int]:
@@ -141,10 +146,9 @@ class Outcome:
     def time(self, chip: str) -> tuple[TimeEstimate | None, str]:
         """The estimate for this chip, summed over all partitions; or None and the reason."""
         if self._is_profiled():
-            sums = dict.fromkeys(_EVENTS.values(), 0)
-            for graph in self.events:
-                for event, name in _EVENTS.items():
-                    sums[name] += graph[event]
+            sums: dict[str, int] = {}
+            for event, name in _EVENTS.items():
+                sums[name] = sum(graph[event] for graph in self.events)
             return TimeEstimate(chip, **sums), ""
         if self.no_probe:
             return None, self.no_probe

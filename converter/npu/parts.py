@@ -39,29 +39,25 @@ def draw_gain(
         CompilerMissingError, CompilerFailedError, ModelFormatError: as `profile`.
     """
     judge = backend_of(compiler.chip).judge(compiler)
-    versions = {_FIRST: models[0]}
-    if models[-1] != models[0]:
-        versions[_LAST] = models[-1]
     tell = progress or no_progress
-    signature = ""
+    versions = {_FIRST: Opened(models[0]).main().model}
+    if models[-1] != models[0]:
+        versions[_LAST] = Opened(models[-1]).main().model
+    signature, _ = largest_attention(versions[_FIRST])
     times: dict[tuple[str, str], int] = {}
     spills: dict[str, int] = {}
-    for version, path in versions.items():
-        model = Opened(path).main().model
-        signature = signature or largest_attention(model)[0]
+    for version, model in versions.items():
         outputs = model.arguments(signature)[2]
         whole = _up_to(model, signature, [*outputs.values()], judge)
-        times["all layers", version] = _us(whole)
         spills[version] = whole.spill or 0
-        in_layers = _times_in_layers(
-            model, signature, judge, partial(tell, f"compiling parts, {version}")
-        )
-        for part, us in in_layers.items():
-            times[part, version] = us
+        telling = partial(tell, f"compiling parts, {version}")
+        parts = _times_in_layers(model, signature, judge, telling)
+        parts["all layers"] = _us(whole)
         others = [tensor for name, tensor in outputs.items() if "logits" not in name]
         if others and len(others) < len(outputs):
-            without_logits = _us(_up_to(model, signature, others, judge))
-            times["logits", version] = _us(whole) - without_logits
+            parts["logits"] = _us(whole) - _us(_up_to(model, signature, others, judge))
+        for part, us in parts.items():
+            times[part, version] = us
     rows: Table = [("", "", "estimated", "")]
     rows += _rows(_WHOLE, "", times)
     rows += _rows(_IN_LAYERS, ", first layers", times)
@@ -115,20 +111,21 @@ def _points(model: Model, signature: str) -> Iterator[tuple[str, Tensor]]:
     graph = model.arguments(signature)[0]
     softmaxes = [operator for operator in graph.operators if operator.name == "SOFTMAX"]
     ends = {one for one in walked(softmaxes, _below) if one.name == _PRODUCT}
-    shapes = {one.output.shape for one in ends}
+    main_stream = {one.output.shape for one in ends}
     layers = 0
     for operator in graph.operators:
-        if not operator.outputs:
+        if not operator.outputs or operator.outputs[0].shape not in main_stream:
             continue
         tensor = operator.outputs[0]
-        is_norm = "norm" in (composite_name(operator) or operator.name).lower()
-        if tensor.shape not in shapes or not (is_norm or operator.name == _PRODUCT):
-            continue
-        layers += operator in ends
-        if layers > _LAYERS:
-            return
-        part = "attention" if operator in ends else "feed-forward"
-        yield "norms" if is_norm else part, tensor
+        if "norm" in (composite_name(operator) or operator.name).lower():
+            yield "norms", tensor
+        elif operator in ends:
+            layers += 1
+            if layers > _LAYERS:
+                return
+            yield "attention", tensor
+        elif operator.name == _PRODUCT:
+            yield "feed-forward", tensor
 
 
 def _below(operator: Operator) -> Iterable[Operator]:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -118,22 +118,23 @@ def tune(
     forms = _forms(model, name, attention, base)
     targets = {form: applied(base, changes) for form, changes in forms.items()}
     with ExitStack() as stack:
-        exported = f"{stack.enter_context(scratch_folder())}/exported.tflite"
+        exported = str(stack.enter_context(scratch_folder()) / "exported.tflite")
         save(cut_entry_point(model, name), exported)
         running = executor or stack.enter_context(compiling_threads(jobs or _idle_cores()))
         judge = backend.judge(compiler)
-        waiting = {
-            form: running.submit(try_form, exported, one, judge) for form, one in targets.items()
-        }
+        waiting: dict[str, Future[Measured]] = {}
+        for form, changed in targets.items():
+            waiting[form] = running.submit(try_form, exported, changed, judge)
         found = gathered(waiting, "compiling", tell)
-        trials = sorted((Trial(form, measured) for form, measured in found.items()), key=_rank)
+        trials = [Trial(form, measured) for form, measured in found.items()]
+        trials.sort(key=_rank)
         try:
             backend.check_emulator(compiler)
         except CompilerMissingError as error:
             checked = f"outputs not checked: {error}"
         else:
             checked = _check(trials, exported, targets, compiler, tell)
-    trials.sort(key=_rank)
+    trials.sort(key=_rank)  # some may have failed the check
     figures = [trial.measured.figures for trial in trials if trial.measured.figures is not None]
     return Tuning(
         model=os.fspath(path),
@@ -216,17 +217,15 @@ def variants(attention: Block, base: Target) -> Iterator[tuple[str, Changes]]:
     best = "split-above"
     above = {"form": best, "rows_per_tile": None}
     if attention.head_size < (base.norm_per_head_from or _ALWAYS):
-        yield f"{best}, a norm for each head", {**above, "norm_per_head_from": _ALWAYS}
+        norm = "a norm for each head"
+        least = _ALWAYS
     else:
-        yield (
-            f"{best}, one norm for all",
-            {**above, "norm_per_head_from": attention.head_size + 1},
-        )
+        norm = "one norm for all"
+        least = attention.head_size + 1
+    yield f"{best}, {norm}", {**above, "norm_per_head_from": least}
     place = "after" if base.mask_before_join else "before"
-    yield (
-        f"{best}, the mask {place} the join",
-        {**above, "mask_before_join": not base.mask_before_join},
-    )
+    other_place = {"mask_before_join": not base.mask_before_join}
+    yield f"{best}, the mask {place} the join", {**above, **other_place}
     rows = attention.query_length
     for size in dict.fromkeys((rows // _TILES, *_SMALL_TILES)):
         if _LEAST_ROWS <= size < rows and rows % size == 0:
@@ -261,7 +260,7 @@ def _check(
     compiler: Compiler,
     tell: Progress,
 ) -> str:
-    """Find the best trial with the export's outputs; better ones have failed. Return how it was checked."""
+    """Mark trials as failed in `trials`, best first, up to one with the export's outputs. Return how it was checked."""
     for place, trial in enumerate(trials):
         target = targets[trial.form]
         if trial.measured.figures is None:
@@ -321,12 +320,10 @@ def _changed(tuning: Tuning) -> dict[str, Any]:
         if tuning.changes is None and not patterns:
             # The trial was the exported file, with no pass run on it.
             changed["mask_before_join"] = False
-    elif not base.splits(signature):
+        return {**changed, "split_signatures": patterns}
+    if not base.splits(signature):
         patterns = (*patterns, signature)
-    changed["split_signatures"] = patterns
-    if "form" in changed and tuning.long_context:
-        changed["long_context"] = {"form": changed.pop("form")}
-        rows = changed.pop("rows_per_tile")
-        if rows is not None:
-            changed["long_context"]["rows_per_tile"] = rows
-    return changed
+    if tuning.long_context:
+        form = {"form": changed.pop("form"), "rows_per_tile": changed.pop("rows_per_tile")}
+        changed["long_context"] = {name: one for name, one in form.items() if one is not None}
+    return {**changed, "split_signatures": patterns}
