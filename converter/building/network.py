@@ -115,6 +115,11 @@ def last_part(name: str) -> str:
 class Network:
     """A model layer by layer.
 
+        tokens [B,T] -> embed_tokens -> hidden [B,T,D] -> layer 0 -> .. -> norm -> states -> lm_head -> logits
+
+    A `Text` holds `hidden` in front of a layer. Methods work on copies of it, and move these behind one layer after the
+    other, whose weights are in memory only meanwhile.
+
     Args:
         weights: its checkpoint.
         read: tokens of each text to round for, `[1, T]`.
@@ -143,8 +148,9 @@ class Network:
         with self._filled(model.lm_head):
             for text, behind in zip(judged, moved, strict=True):
                 text.expected = self._predicted(behind)
-        found = model(alone[:1]).logits[:, self._alone.compared]
-        if not abs(_divergence(self._alone.expected[:1], found)) < 1e-4:
+        # Layer by layer, it must compute what the model as a whole does.
+        by_model = model(alone[:1]).logits[:, self._alone.compared]
+        if not abs(_divergence(self._alone.expected[:1], by_model)) < 1e-4:
             raise UsageError(_unknown("the way it computes its logits"))
 
     def _states(self, text: Text) -> Any:
@@ -180,6 +186,7 @@ class Network:
         for layer, products in enumerate(self.products):
             progress("measuring", layer, len(self.products))
             with self._filled(self._layers[layer]):
+                # Those that products of earlier layers changed.
                 self._move(layer, [text for _, text in changed])
                 inputs = self._advance(layer, read, products)
                 for product in products:
@@ -227,6 +234,7 @@ class Network:
                     grids: dict[str, Grid] = {}
                     if product in chosen:
                         grids = _rounded(product, inputs.pop(product.name), _joined(now))
+                    # Until the layer is done, the product's results are replayed: with weights as they are now.
                     with self._holding(layer, grids):
                         recalled.enter_context(_recalled(product, now))
                     for name, grid in grids.items():
@@ -419,16 +427,23 @@ def _noted(products: Iterable[Product], *, stops: bool = False) -> Iterator[dict
 
 @contextmanager
 def _recalled(product: Product, inputs: Sequence[Any]) -> Iterator[None]:
-    """A product's modules give what they make of these inputs now, by text, whenever the same texts pass again."""
+    """A product's modules replay what they make of these inputs now, instead of computing it again.
+
+    `inputs` has one for each text. All texts must pass each time, in the same order.
+    """
     computed = {module: module.forward for module in product.modules.values()}
     for module in computed:
         results = cycle([module(one) for one in inputs])
-        module.forward = lambda _, results=results: next(results)
+        module.forward = partial(_next_of, results)
     try:
         yield
     finally:
         for module, forward in computed.items():
             module.forward = forward
+
+
+def _next_of(results: Iterator[Any], _: Any) -> Any:
+    return next(results)
 
 
 def _joined(inputs: Sequence[Any]) -> Any:

@@ -159,7 +159,8 @@ def round_weights(job: Job, progress: Progress) -> dict[str, Any]:
             plan = _plan_of(network, known)
             for name, grid in known.items():
                 rounded.keep(name, grid)
-            moments = network.rounded(Plan(()).narrow(), rounded.keep, progress)
+            none = Plan(()).narrow()
+            moments = network.rounded(none, rounded.keep, progress)
         elif given is not None:
             plan = checked_plan(given, network)
             moments = network.rounded(plan.narrow(), rounded.keep, progress)
@@ -223,18 +224,19 @@ def _texts(checkpoint: Path, prompts: Path) -> _Texts:
 
     read: list[Any] = []
     judged: list[Any] = []
-    total = 0
-    long = 0
+    total = 0  # tokens to round for
+    long = 0  # prompts that are long enough to judge by
     different = {wording.text(prompt): text_of(prompt) for prompt in read_prompts(prompts)}
     for text, plain in different.items():
         tokens = tokens_of(text)
         is_long = tokens.shape[1] >= _ALONE
         long += is_long
-        if is_long and long % _EACH == 0 and len(judged) < _MOST_JUDGED:
+        is_kept = is_long and long % _EACH == 0
+        if is_kept and len(judged) < _MOST_JUDGED:
             without = tokens_of(plain)
-            if len(judged) % 2 and without.shape[1] >= _ALONE:
-                tokens = without
-            judged.append(tokens[:, :_TOGETHER])
+            takes_plain = len(judged) % 2 == 1 and without.shape[1] >= _ALONE
+            taken = without if takes_plain else tokens
+            judged.append(taken[:, :_TOGETHER])
         elif tokens.shape[1] and total < _MOST_TOKENS:
             read.append(tokens[:, :_LONGEST])
             total += read[-1].shape[1]
@@ -274,10 +276,15 @@ def choose(measured: Sequence[Choice], together: Callable[[Plan], float], allowa
     Those with the most, up to 5 % of the weights, are never chosen.
 
     `together` gives what a plan costs as a whole, and rounds it unless it is part of the last one that was rounded. The
-    cost grows about as the sum of harms does. Of a plan that costs too much, a part is taken without another rounding.
-    In SmolLM2-135M, 66 products cost 0.0339 nats as a part of 74, 0.0343 as a part of 70.
+    cost grows about as the sum of harms does, so the next plan to try is where that line meets the allowance:
+
+        number of products in 4 bits:  0 .. fits .. size, the next .. too_many .. all
+
+    Of a plan that costs too much, a part is taken without another rounding. In SmolLM2-135M, 66 products cost 0.0339
+    nats as a part of 74, 0.0343 as a part of 70.
     """
     ordered = sorted(measured, key=lambda one: one.harm / one.weights)
+    # By the number of products in 4 bits, from 0: the sum of their harms, and their weights.
     sums = [0.0, *accumulate(one.harm for one in ordered)]
     weights = [0, *accumulate(one.weights for one in ordered)]
     most = bisect_left(weights, (1 - _KEPT) * weights[-1])
@@ -293,6 +300,7 @@ def choose(measured: Sequence[Choice], together: Callable[[Plan], float], allowa
     near = _NEAR
     while too_many - fits > 1 and costs[fits] < near * allowance:
         if too_many in costs:
+            # The line through both costs.
             part = (allowance - costs[fits]) / (costs[too_many] - costs[fits])
             target = sums[fits] + part * (sums[too_many] - sums[fits])
         else:
@@ -335,7 +343,8 @@ def checked_plan(given: Mapping[str, Any], network: Network) -> Plan:
     wanted = Counter((one.layer, one.name) for one in products)
     found = Counter((one.layer, one.name) for one in plan.products)
     for wrong, how in ((wanted - found, "missing"), (found - wanted, "one too many")):
-        for layer, name in sorted(wrong):
+        if wrong:
+            layer, name = min(wrong)
             raise UsageError(
                 f"the plan has {len(plan.products)} products, and the checkpoint {len(products)} in "
                 f"{len(network.products)} layers; {name} of layer {layer} is {how}: give the plan of a checkpoint of "
@@ -349,7 +358,11 @@ def checked_plan(given: Mapping[str, Any], network: Network) -> Plan:
 
 def _plan_of(network: Network, known: Mapping[str, Grid]) -> Plan:
     """The plan that has those products in 4 bits of which all weights lie on a grid."""
-    return Plan(tuple(_bits(network, lambda product: product.modules.keys() <= known.keys())))
+
+    def lies_on_grid(product: Product) -> bool:
+        return product.modules.keys() <= known.keys()
+
+    return Plan(tuple(_bits(network, lies_on_grid)))
 
 
 def _bits(network: Network, narrow: Callable[[Product], bool]) -> list[Choice]:
@@ -368,7 +381,10 @@ def grids_of(weights: Streamed) -> dict[str, Grid]:
     paths = [path for path, _ in weights.model.named_modules() if last_part(path) in NAMES]
     for path in paths:
         name = _weight_of(path)
-        grid = _on_grid(weights.read(name, slice(8))) and _on_grid(weights.read(name))
+        first_rows = weights.read(name, slice(8))
+        if _on_grid(first_rows) is None:
+            continue
+        grid = _on_grid(weights.read(name))
         if grid is not None:
             found[path] = grid
     # Otherwise a few products of zeros, maybe.
@@ -376,9 +392,10 @@ def grids_of(weights: Streamed) -> dict[str, Grid]:
 
 
 def _on_grid(rows: Floats) -> Grid | None:
-    """The codes and scales of rows that are multiples of a scale, up to bfloat16's rounding; None if they are not.
+    """The codes and scales of `[rows, columns]` that are multiples of a scale for each row; None if they are not.
 
-    Of 2^-8, which a weight and the row's largest may each have. Of 20,000 rows of 24 normal numbers, none is taken.
+    Up to bfloat16's rounding of 2^-8, which a weight and the row's largest may each have. A row's largest code may be 8
+    to 1; the least one that fits is taken. Of 20,000 rows of 24 normal numbers, none fits any.
     """
     largest = np.abs(rows).max(axis=1, keepdims=True)
     rows = np.where(largest < LEAST_ROW, 0, rows)
@@ -393,14 +410,17 @@ def _on_grid(rows: Floats) -> Grid | None:
         found |= fits
     if not found.all():
         return None
+    # The scale with the least squared error; 1 for a row of zeros.
     squares = np.square(codes).sum(axis=1)
-    scales = np.where(squares > 0, (codes * rows).sum(axis=1) / np.maximum(squares, 1), 1)
+    products = (codes * rows).sum(axis=1)
+    scales = np.where(squares > 0, products / np.maximum(squares, 1), 1)
     return Grid(codes.astype(np.int8), scales.astype(np.float32))
 
 
 def plan_lines(plan: Plan) -> list[str]:
     """Notes for the user: how many weights are in 4 bits, and which products stay at 8."""
-    kept = sorted((one for one in plan.products if one.bits == 8), key=lambda one: -one.harm)
+    kept = [one for one in plan.products if one.bits == 8]
+    kept.sort(key=lambda one: -one.harm)
     total = sum(one.weights for one in plan.products)
     share = 1 - sum(one.weights for one in kept) / total
     narrow = len(plan.products) - len(kept)
