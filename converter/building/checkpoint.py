@@ -210,20 +210,9 @@ def load(source: Path, *, stream: bool = True) -> Streamed:
             settings.
     """
     import safetensors
-    import torch
-    import transformers
 
-    info: dict[str, Any] = {"missing_keys": (), "mismatched_keys": ()}
     try:
-        weights = _streamed(source) if stream else None
-        if weights is None:
-            model, info = transformers.AutoModelForCausalLM.from_pretrained(
-                source,
-                dtype=torch.float32,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,
-            )
-            weights = Streamed(model, {})
+        weights = (_streamed(source) if stream else None) or _in_memory(source)
     # The last three are torch's for damaged .bin files.
     except (
         safetensors.SafetensorError,
@@ -240,13 +229,6 @@ def load(source: Path, *, stream: bool = True) -> Streamed:
     except ValueError as error:
         what = f"transformers cannot load {source} ({str(error).rstrip('.')})"
         raise UsageError(f"{what}: correct its generation_config.json or config.json") from error
-    wrong = dict.fromkeys(info["missing_keys"], "is missing")
-    wrong |= {name: "has another shape" for name, *_ in info["mismatched_keys"]}
-    for name, how in sorted(wrong.items()):
-        raise UsageError(
-            f"the checkpoint's weights do not fit its config.json: {name} {how}, the first of {len(wrong)}; compare "
-            f"both with the base model"
-        )
     for name in weights.names:
         for _, numbers in weights.blocks(name):
             if not np.isfinite(numbers).all():
@@ -255,6 +237,28 @@ def load(source: Path, *, stream: bool = True) -> Streamed:
                 )
     weights.model.eval()
     return weights
+
+
+def _in_memory(source: Path) -> Streamed:
+    """The model, with all weights in memory; UsageError if some are missing or have another shape."""
+    import torch
+    import transformers
+
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(
+        source,
+        dtype=torch.float32,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,
+    )
+    wrong = dict.fromkeys(info["missing_keys"], "is missing")
+    wrong |= {name: "has another shape" for name, *_ in info["mismatched_keys"]}
+    if wrong:
+        name = min(wrong)
+        raise UsageError(
+            f"the checkpoint's weights do not fit its config.json: {name} {wrong[name]}, the first of {len(wrong)}; "
+            f"compare both with the base model"
+        )
+    return Streamed(model, {})
 
 
 def _streamed(source: Path) -> Streamed | None:
@@ -269,11 +273,11 @@ def _streamed(source: Path) -> Streamed | None:
     config = transformers.AutoConfig.from_pretrained(source)
     with _weights_on_meta():
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    state = model.state_dict().keys()
-    if state != dict(model.named_parameters(remove_duplicate=False)).keys():
+    names = model.state_dict().keys()
+    if names != dict(model.named_parameters(remove_duplicate=False)).keys():
         return None  # it also has numbers that are no weights
     wanted = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
-    found = {name: one.shape for name, one in stored.items() if name in state}
+    found = {name: one.shape for name, one in stored.items() if name in names}
     if found != wanted or () in wanted.values():  # a single number has no rows to read
         return None
     if (source / transformers.utils.GENERATION_CONFIG_NAME).is_file():

@@ -38,9 +38,9 @@ def widen_masks(model: Model) -> str:
     Returns:
         A note for the user, empty if all masks are wide enough.
     """
-    masks = {
-        tensor for _, inputs in model.inputs() for name, tensor in inputs.items() if "mask" in name
-    }
+    masks: set[Tensor] = set()
+    for _, inputs in model.inputs():
+        masks.update(tensor for name, tensor in inputs.items() if "mask" in name)
     widened = 0
     for graph in model.subgraphs:
         made: _Made = {}
@@ -48,17 +48,17 @@ def widen_masks(model: Model) -> str:
             place = _mask_operand(addition, masks)
             if place is None:
                 continue
-            scores = _end(addition.input(1 - place))
             mask = addition.input(place)
-            hidden = _end(mask)
-            if scores + _MARGIN <= hidden:
+            largest_score = _end(addition.input(1 - place))
+            logits_end = largest_score + _MARGIN
+            if logits_end <= _end(mask):
                 continue
             # A masked key may have the largest score, and an allowed one the smallest.
-            factor = (2 * scores + _MARGIN) / hidden
+            factor = (2 * largest_score + _MARGIN) / _end(mask)
             graph.set_input(addition, place, _times(model, mask, factor, addition, made))
             for tensor in _moved(addition.output):
-                if _end(tensor) < scores + _MARGIN:
-                    tensor.quantization = Quantization.affine((scores + _MARGIN) / _CODES)
+                if _end(tensor) < logits_end:
+                    tensor.quantization = Quantization.affine(logits_end / _CODES)
             widened += 1
     if not widened:
         return ""

@@ -43,14 +43,17 @@ def merge(job: Job, _: Progress) -> dict[str, Any]:
     except Exception as error:  # peft's and safetensors'
         cause = str(error).partition("\n")[0]
         raise UsageError(f"{adapter} cannot be merged with {base}: {cause}") from error
-    astray = (held - known) | (needed - held)
-    if astray:
+    unknown = held - known
+    missing = needed - held
+    if unknown or missing:
         raise UsageError(
-            f"{adapter} does not fit {base}: only one of them has {min(astray)}; give the base that it was trained on"
+            f"{adapter} does not fit {base}: only one of them has {min(unknown | missing)}; give the base that it was "
+            f"trained on"
         )
     output = Path(job.output, CHECKPOINT)
     whole = Streamed(merged, {})
-    whole.copy_to(whole.prepare_copy(base, output, ()))
+    places = whole.prepare_copy(base, output, ())
+    whole.copy_to(places)
     after = run_once(load(output).model)[0]
     change = change_of(before, after)
     if change:

@@ -22,9 +22,10 @@ _MEMORY = {
     "evaluate": (2.4, 2.0),
     "emulate": (1.0, 8.5),
 }
-"""Bytes of memory of a stage's largest process, of the last two's in all: billions for any model, and those a weight.
+"""Memory of a stage: billions of bytes for any model, and bytes for each weight.
 
-From Qwen2.5-Coder-0.5B and 1.5B, but for `emulate`, which compiles the same graphs and is taken to need as much.
+Of its largest process; of all its processes for `evaluate` and `emulate`. From Qwen2.5-Coder-0.5B and 1.5B, except that
+`emulate`, which compiles the same graphs, is assumed to need as much as `compile`.
 """
 _EXPORT_IN_MEMORY = (2.6, 13.1)
 """The same for an export that does not stream the weights."""

@@ -122,10 +122,10 @@ def configure(job: Job, _: Progress) -> dict[str, Any]:
 def _used_settings() -> dict[str, set[str]]:
     """Names of the settings that each stage of the pipeline reads."""
     stages = _lib("stages")
-    used = {
-        name: {*signature(getattr(stages, f"{short}_func")).parameters}
-        for name, short in _STAGES.items()
-    }
+    used: dict[str, set[str]] = {}
+    for name, short in _STAGES.items():
+        function = getattr(stages, f"{short}_func")
+        used[name] = {*signature(function).parameters}
     # The exporter's own settings for calibration and quantization have no effect here.
     used["quantize"].remove("quantization_recipe")
     used["export"] -= used["calibrate"] | used["quantize"]
@@ -135,10 +135,12 @@ def _used_settings() -> dict[str, set[str]]:
 
 def _known_values(config: Any, names: set[str]) -> dict[str, Any]:
     """The values of settings, without those that are None."""
-    values = {
-        name: getattr(config, _RENAMED.get(name, name), None) for name in sorted(names - {"model"})
-    }
-    return {name: value for name, value in values.items() if value is not None}
+    known: dict[str, Any] = {}
+    for name in sorted(names - {"model"}):
+        value = getattr(config, _RENAMED.get(name, name), None)
+        if value is not None:
+            known[name] = value
+    return known
 
 
 def _planned_caches(config: Any, checkpoint: Path, *, whole: bool) -> dict[str, Any]:
@@ -184,24 +186,27 @@ def export(job: Job, _: Progress) -> dict[str, Any]:
         stages = _lib("stages")
         prepared = preparing.result()
     source = rotated if prepared.rotated else Path(job.inputs["base"])
+    streams = config.use_v2 and prepared.streamed
     config.model_id = str(source)
-    config.use_v2 = config.delete_in_memory_params = config.use_v2 and prepared.streamed
-    if config.use_v2:
+    config.use_v2 = streams
+    config.delete_in_memory_params = streams
+    if streams:
         _read_generation_settings(source)
     try:
         stages.npu_export(config, job.output)
     except KeyError as error:
-        if error.args != (_WHOLE,):
+        has_no_whole_layer = error.args == (_WHOLE,)
+        if not has_no_whole_layer:
             raise
         raise UsageError(
             f"every layer of the checkpoint has a sliding window, but litert-torch exports this family "
             f"only with at least one '{_WHOLE}' among layer_types in config.json"
         ) from error
-    if config.use_v2:
+    if streams:
         mend_export(job.model)
     if job.options["window"]:
         write_window(job.model, job.options["window"])
-    notes = [prepared.note, "" if config.use_v2 else _LESS_MEMORY]
+    notes = [prepared.note, "" if streams else _LESS_MEMORY]
     return {"notes": [*filter(None, notes)], "rotated": prepared.rotated}
 
 
@@ -229,13 +234,7 @@ def calibrate(job: Job, _: Progress) -> dict[str, Any]:
     ]
     check_lengths(lengths, config.cache_length)
     wording, planned, notes = _planned_prompts(job, model, config, lengths)
-    for name in filter(find_spec, QUANTIZERS):
-        interpreters: Any = importlib.import_module(f"{name}.utils.tfl_interpreter_utils")
-        create = interpreters.create_tfl_interpreter
-        # It asks for 16 threads; those without a core of their own lose time waiting for each other.
-        interpreters.create_tfl_interpreter = partial(
-            create, num_threads=len(os.sched_getaffinity(0))
-        )
+    _limit_threads()
     with tempfile.TemporaryDirectory() as folder:
         lines = "".join(f"{json.dumps(wording.text(prompt))}\n" for prompt in planned)
         Path(folder, "ALL.jsonl").write_text(lines, encoding="utf-8")
@@ -245,6 +244,18 @@ def calibrate(job: Job, _: Progress) -> dict[str, Any]:
     check_all_ran(signatures, Path(job.output))
     widen_sums(model, Path(job.output))
     return {"notes": notes}
+
+
+def _limit_threads() -> None:
+    """Make the quantizer's interpreters run one thread a core.
+
+    It asks for 16; those without a core of their own lose time waiting for each other.
+    """
+    cores = len(os.sched_getaffinity(0))
+    for name in filter(find_spec, QUANTIZERS):
+        interpreters: Any = importlib.import_module(f"{name}.utils.tfl_interpreter_utils")
+        create = interpreters.create_tfl_interpreter
+        interpreters.create_tfl_interpreter = partial(create, num_threads=cores)
 
 
 def check_all_ran(signatures: Sequence[str], ranges: Path) -> None:

@@ -63,13 +63,13 @@ def _turns(prompt: Any) -> list[dict[str, str]]:
         texts = [prompt[key] for key in _TEXTS if isinstance(prompt.get(key), str)]
         turns = prompt.get("messages")
         if not texts and isinstance(turns, list):
-            return [
-                one
-                for one in turns
-                if isinstance(one, dict) and isinstance(one.get("content"), str)
-            ]
+            return [*filter(_is_turn, turns)]
         prompt = texts[0] if texts else None
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else []
+
+
+def _is_turn(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("content"), str)
 
 
 def check_lengths(lengths: Sequence[int], cache: int) -> None:
@@ -114,7 +114,8 @@ def plan_prompts(
         left = many(len(prompts) - len(kept), "prompt")
         notes.append(f"Skipped {left} with more tokens than fit into a cache of {cache}")
     for least, most in _wanted_sizes(lengths, cache, room):
-        if any(least <= tokens <= most for tokens in sizes):
+        has_one = any(least <= tokens <= most for tokens in sizes)
+        if has_one:
             continue
         text = _joined(prompts, count, most)
         tokens = count(text)
@@ -137,8 +138,9 @@ def plan_prompts(
 
 def _wanted_sizes(lengths: Sequence[int], cache: int, room: int) -> Iterator[tuple[int, int]]:
     """Least and most tokens of prompts that calibration needs: one fills the cache, others end with short prefills."""
-    end = cache - max(1, min(room, cache // 8))
-    longest = next(size for size in range(end, 0, -1) if _fits(size, lengths, cache))
+    generated = max(1, min(room, cache // 8))
+    sizes = range(cache - generated, 0, -1)
+    longest = next(size for size in sizes if _fits(size, lengths, cache))
     yield math.ceil(_NEARLY * longest), longest
     for length in sorted(lengths)[:-1]:
         most = min(max(lengths) + length, longest)
@@ -146,21 +148,26 @@ def _wanted_sizes(lengths: Sequence[int], cache: int, room: int) -> Iterator[tup
 
 
 def _fits(tokens: int, lengths: Sequence[int], cache: int) -> bool:
-    """True if the cache has room for the prompt, one more token, and the whole last prefill, which is the shortest."""
-    start = max(tokens - 1, 0) // max(lengths) * max(lengths)
-    last = min(length for length in lengths if length >= tokens - start)
-    return 0 < tokens < cache and start + last <= cache
+    """True if the cache has room for the prompt, one more token, and all prefills, which write whole lengths.
+
+    All but the last prefill have the longest length, the last one the shortest that holds the rest.
+    """
+    before = max(tokens - 1, 0) // max(lengths) * max(lengths)
+    last = min(length for length in lengths if length >= tokens - before)
+    return 0 < tokens < cache and before + last <= cache
 
 
 def _joined(prompts: Sequence[Any], count: Callable[[Any], int], most: int) -> str:
     """Join the prompts, each once, and cut the text to at most `most` tokens."""
     whole = _JOINT.join(dict.fromkeys(map(text_of, prompts)))
-    longest = most
     # Counting a whole text may take long: most have some four characters a token.
+    longest = most
     while longest < len(whole) and count(whole[:longest]) <= most:
         longest *= 2
+    # The number of characters with which there are at most so many tokens.
     ends = range(1, min(longest, len(whole)) + 1)
-    return whole[: bisect_right(ends, most, key=lambda end: count(whole[:end]))]
+    end = bisect_right(ends, most, key=lambda end: count(whole[:end]))
+    return whole[:end]
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,9 +84,9 @@ class BuildCheckError(EdgeOptError):
 class Job:
     """One run of a stage.
 
-    `config` is litert-torch's configuration. `inputs` are files and folders by role, `output`
-    is an empty folder for the result, `options` are specific to the stage. `libraries` is the folder of the vendor's
-    compiler; None if the stage needs none, or finds it itself.
+    `config` is litert-torch's configuration. `inputs` are files and folders by role, `output` is an empty folder for
+    the result, `options` are specific to the stage. `libraries` is the folder of the vendor's compiler; None if the
+    stage needs none, or finds it itself.
     """
 
     stage: str
@@ -243,7 +243,10 @@ def _steps(log: Path) -> tuple[int, int]:
     """The last progress in a log: steps done, total steps."""
     with log.open("rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
-        done, total = (_STEP.findall(file.read()) or [(0, 1)])[-1]
+        found = _STEP.findall(file.read())
+    if not found:
+        return 0, 1
+    done, total = found[-1]
     return int(done), int(total)
 
 
@@ -317,20 +320,24 @@ class Stages:
     def result(self, stage: Stage, options: Mapping[str, Any]) -> StageReport:
         """Return a stage's result: an earlier run's if inputs, options, libraries and versions are the same, or new."""
         name = stage.name
+        folder = self.folder / name
         libraries = self.libraries if stage.compiles else None
         inputs = {role: self.files[role] for role in stage.reads if role in self.files}
         digests = {role: given.digest for role, given in inputs.items()}
         compiler = None if libraries is None else libraries.digest
         values = json.dumps([name, digests, options, compiler, self.versions], sort_keys=True)
         key = hashlib.sha256(values.encode()).hexdigest()
-        folder = self.folder / name
         kept = _kept(folder, key)
         if kept is not None:
             return kept
-        partial = str(folder.with_suffix(_PARTIAL).resolve())
-        paths = {role: str(given.path.resolve()) for role, given in inputs.items()}
-        needed = None if libraries is None else str(libraries.path)
-        job = Job(name, partial, paths, self.config, options, needed)
+        job = Job(
+            stage=name,
+            output=str(folder.with_suffix(_PARTIAL).resolve()),
+            inputs={role: str(given.path.resolve()) for role, given in inputs.items()},
+            config=self.config,
+            options=options,
+            libraries=None if libraries is None else str(libraries.path),
+        )
         where = f"its log is {folder.with_suffix('.log')}"
         try:
             return self._made(job, key)
