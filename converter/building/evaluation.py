@@ -194,16 +194,18 @@ def evaluate(
                 f"{path} is a LoRA folder: give merge/checkpoint in the work folder of its build"
             )
         kind = look_at(Path(path)).kind
-        if (kind is Kind.CHECKPOINT) is bool(inputs):
+        is_first = not inputs
+        is_checkpoint = kind is Kind.CHECKPOINT
+        if is_checkpoint != is_first:
             raise UsageError(
                 f"{path} is a {kind}: give the checkpoint first, and bundles made from it after it"
             )
         inputs[os.fspath(path)] = str(Path(path).resolve())
     check_runtimes(bundles=on == "cpu")
-    stage = EVALUATE
-    libraries = None
     if on == "cpu":
+        stage = EVALUATE
         options = {"parts": in_turn(texts, *map(Path, given))}
+        libraries = None
     else:
         stage = EMULATE
         options = emulation(texts, tokens, compiler)
@@ -224,12 +226,11 @@ def check_runtimes(*, bundles: bool = True) -> dict[str, str]:
 
 def emulation(texts: Sequence[str], tokens: int, compiler: Compiler) -> dict[str, Any]:
     """Options of the emulator stage: up to five of the texts, the tokens to score of each, and the compiler's."""
-    count = min(_PROMPTS, max(1, tokens // 2))
-    some = texts[:: -(-len(texts) // count)]
-    each = -(-tokens // len(some))
+    most = min(_PROMPTS, max(1, tokens // 2))
+    some = texts[:: math.ceil(len(texts) / most)]
     return {
         "texts": some,
-        "tokens": each,
+        "tokens": math.ceil(tokens / len(some)),
         "chip": compiler.chip,
         "flags": [*compiler.flags],
     }
@@ -243,20 +244,22 @@ def score(job: Job, progress: Progress) -> dict[str, Any]:
     likelihoods: dict[str, list[float]] = {name: [] for name in job.inputs}
     skipped = 0
     lengths: list[int] = []
-    with ProcessPoolExecutor(
-        len(os.sched_getaffinity(0)), multiprocessing.get_context("spawn")
-    ) as pool:
+    cores = len(os.sched_getaffinity(0))
+    with ProcessPoolExecutor(cores, multiprocessing.get_context("spawn")) as pool:
         for start in range(0, len(parts), _BATCH):
-            batch = parts[start : start + _BATCH]
+            end = min(start + _BATCH, len(parts))
+            batch = parts[start:end]
             asked = [pool.map(partial(score_text, job.inputs[name]), batch) for name in bundles]
-            for place, (halves, *answers) in enumerate(zip(batch, *asked, strict=True), start):
-                progress(job.stage, place, min(start + _BATCH, len(parts)))
+            # For each prompt, the answers of all bundles.
+            answered = zip(*asked, strict=True)
+            for place, (halves, answers) in enumerate(zip(batch, answered, strict=True), start):
+                progress(job.stage, place, end)
                 if None in answers:
                     skipped += 1
                     continue
                 texts = {name: one.text for name, one in zip(bundles, answers, strict=True)}
-                expected = checkpoint.likelihoods(halves, texts)
-                found = [expected, *(one.likelihoods for one in answers)]
+                found = [checkpoint.likelihoods(halves, texts)]
+                found += [one.likelihoods for one in answers]
                 lengths.append(_add(likelihoods, found))
             if likelihoods[reference] and _worst_error(likelihoods, reference) <= ERROR:
                 break
@@ -310,9 +313,8 @@ class Checkpoint:
         Raises:
             UsageError: a bundle tokenizes the prompt differently.
         """
-        before, scored = (
-            tuple(self._tokenizer(half, add_special_tokens=False)["input_ids"]) for half in halves
-        )
+        before = self._tokens(halves[0])
+        scored = self._tokens(halves[1])
         for name, text in texts.items():
             without_bos = text.before[-len(before) :]
             if (without_bos, text.scored) != (before, scored):
@@ -323,6 +325,9 @@ class Checkpoint:
                 )
         rows = self.logits(text).log_softmax(-1)
         return [float(row[token]) for row, token in zip(rows, scored, strict=True)]
+
+    def _tokens(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def logits(self, text: Text) -> Any:
         """Float logits `[scored, vocabulary]` that predict each of the scored tokens."""
@@ -366,9 +371,9 @@ def emulate(job: Job, progress: Progress) -> dict[str, Any]:
                 f"give the checkpoint that the bundle was made from"
             )
         npu = np.concatenate(read(path, texts, compiler, partial(progress, job.stage)))
-        for logits in (cpu, npu):
+        for logits, on_npu in ((cpu, False), (npu, True)):
             one = _close(bundle, Closeness.of(expected, logits, tokens), itself, lengths)
-            scores.append(replace(one, on_npu=logits is npu, weights=_weights(path)))
+            scores.append(replace(one, on_npu=on_npu, weights=_weights(path)))
     return asdict(Evaluation(scores, len(texts)))
 
 

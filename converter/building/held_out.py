@@ -112,9 +112,11 @@ def in_turn(texts: Sequence[str], *bundles: Path) -> list[Halves]:
     If none fills about half of the bundles' longest cache, a text joined from them comes first.
     """
     wanted = int(_LONG * max(look_at(path).cache for path in bundles))
-    whole = _JOINT.join(texts)[:wanted]
-    joined = [whole] if max(map(len, texts)) < min(wanted, len(whole)) else []
-    left = sorted(filter(None, map(cut, [*texts, *joined])), key=lambda halves: len(halves[0]))
+    longest = max(map(len, texts))
+    joined = _JOINT.join(texts)[:wanted]
+    if longest < min(wanted, len(joined)):
+        texts = [*texts, joined]
+    left = sorted(filter(None, map(cut, texts)), key=lambda halves: len(halves[0]))
     ordered: list[Halves] = []
     while left:
         ordered.append(left.pop())

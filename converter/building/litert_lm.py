@@ -45,7 +45,8 @@ def score_text(bundle: str, halves: Halves) -> Scored | None:
     try:
         engine, room = _loaded(bundle)
         # `tokenize` omits the BOS token.
-        before, scored = (tuple(engine.tokenize(text)) for text in halves)
+        before = tuple(engine.tokenize(halves[0]))
+        scored = tuple(engine.tokenize(halves[1]))
         if 1 + len(before) + len(scored) >= room:
             return None
         try:
@@ -82,6 +83,7 @@ def _in_pieces(
     """Score pieces of so many tokens, each in its own session; a piece is None if cutting it out changes tokens."""
     read, text = halves
     whole = [*before, *scored]
+    # Where so many of the scored tokens end in the text, in characters, if it can be cut there.
     ends: dict[int, int] = {}
     for end in range(len(text) + 1):
         tokens = engine.tokenize(read + text[:end])
@@ -91,7 +93,8 @@ def _in_pieces(
     for place in range(0, len(scored), length):
         piece = scored[place : place + length]
         start = ends.get(place)
-        alone = text[start : ends.get(place + len(piece))]
+        end_of_piece = ends.get(place + len(piece))
+        alone = text[start:end_of_piece]
         if start is not None and engine.tokenize(alone) == [*piece]:
             found += _likelihoods(engine, (read + text[:start], alone))
         else:
@@ -122,12 +125,11 @@ def float_softmax(bundle: AnyPath, output: AnyPath) -> None:
 def _in_float(model: Model, graph: Subgraph, softmax: Operator) -> list[Operator]:
     """A SOFTMAX in float, between DEQUANTIZE and QUANTIZE; their tensors are added to the graph."""
     logits = softmax.input(0)
-    given, made = (
-        graph.add_tensor(Tensor(f"{one.name}/float", one.shape, DType.FLOAT32))
-        for one in (logits, softmax.output)
-    )
+    result = softmax.output
+    given = graph.add_tensor(Tensor(f"{logits.name}/float", logits.shape, DType.FLOAT32))
+    made = graph.add_tensor(Tensor(f"{result.name}/float", result.shape, DType.FLOAT32))
     return [
         model.new_operator("DEQUANTIZE", [logits], [given]),
         model.new_operator("SOFTMAX", [given], [made], beta=softmax.option("beta")),
-        model.new_operator("QUANTIZE", [made], [softmax.output]),
+        model.new_operator("QUANTIZE", [made], [result]),
     ]
