@@ -133,7 +133,7 @@ def _parts(weights: Tensor, moments: Floats, kept: int, progress: Progress) -> l
 
 
 def four_bits(name: str, grid: Grid) -> Tensor:
-    """A constant of 4-bit codes, two in a byte, the first in the lower half."""
+    """A constant of 4-bit codes, two in a byte, the first in the lower half; an odd count is padded with any code."""
     pairs = np.resize(grid.codes, (grid.codes.size + 1) // 2 * 2).reshape(-1, 2)
     packed = (pairs[:, 0] & 15) | (pairs[:, 1] << 4)
     buffer = Buffer(Data(packed.tobytes()))

@@ -1,5 +1,6 @@
 """The lengths of a checkpoint's caches: a sliding-window layer needs no whole cache, but a ring buffer."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -43,7 +44,7 @@ def plan_caches(
     sliding = sum(kind == "sliding_attention" for kind in kinds)
     window = (config.get("sliding_window") or 0) if sliding else 0
     longest = max(prefill)
-    least = -(-max(window, longest) // _STEP) * _STEP
+    least = math.ceil(max(window, longest) / _STEP) * _STEP
     ring = chosen
     if chosen is not None:
         _check(chosen, least, window, longest, cache)

@@ -169,6 +169,7 @@ def _write_rotated(weights: Streamed, places: Mapping[str, Stored]) -> None:
         elif _WRITES.fullmatch(name):
             place.codes("r+")[:] = turn.T @ torch.from_numpy(weights.read(name)).double()
         else:
+            # What the weights are multiplied by: Q, diag(norm) Q, or nothing for those that do not read the stream.
             factor = turn if name == _EMBEDDING else None
             for norm in _norm_before(name):
                 factor = torch.from_numpy(weights.read(norm)).double()[:, None] * turn

@@ -164,7 +164,7 @@ class Opened:
         if self.path is None:
             return
         path, _, name = self.path.rpartition(":")
-        # Not Path.exists, which raises an error for long names.
+        # A file may have a colon in its name. Not Path.exists, which raises an error for long names.
         names_a_model = is_bundle(path) and not os.path.exists(self.path)  # noqa: PTH110
         if names_a_model:
             self.path = path

@@ -4,6 +4,7 @@ Embedder and auxiliary model run on the CPU, as with LiteRT-LM's NPU executor. T
 token, compared with a reference's.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -97,8 +98,8 @@ def _called(loops: Sequence[Loop]) -> dict[str, None]:
 
 
 def _runs(loop: Loop) -> int:
-    """Runs of the prefill/decode model that reading a text takes."""
-    prefills = -(-(len(loop.prompt[0]) - 1) // loop.rows)
+    """Runs of the prefill/decode model that reading a text takes: the prompt's last token is read by decode."""
+    prefills = math.ceil((len(loop.prompt[0]) - 1) / loop.rows)
     return prefills + loop.count
 
 

@@ -214,4 +214,5 @@ def _factor(shape: Iterable[int] | None, label: str) -> Shape | None:
 def _matrix_axes(shape: Shape, *, transposed: bool) -> list[int]:
     """The axes of the rows and of the columns; a vector's only axis is the inner one, as either."""
     last = len(shape) - 1
-    return sorted((max(last - 1, 0), last), reverse=transposed)
+    before = max(last - 1, 0)
+    return [last, before] if transposed else [before, last]
