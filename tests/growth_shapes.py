@@ -177,6 +177,15 @@ def _listed(name: str, count: int) -> str:
     return ", ".join(f"%{name}{i}" for i in range(count))
 
 
+def heads(count: int) -> str:
+    """One block of many heads, in front of a reader that all of them have once they are split."""
+    sizes = {"[1,4,": f"[1,{count},", "6,4,5]": f"6,{count},5]", "20": str(5 * count)}
+    text = _attention([f"%p: {_LOGITS} = SOFTMAX(%l) {{beta: 1.0}}"], "%p")
+    for old, size in sizes.items():
+        text = text.replace(old, size)
+    return text
+
+
 SHAPES: dict[str, Callable[[int], str]] = {
     each.__name__: each
     for each in (
@@ -194,6 +203,7 @@ SHAPES: dict[str, Callable[[int], str]] = {
         given_weights,
         composites_of_one,
         packed,
+        heads,
     )
 }
 

@@ -185,7 +185,12 @@ def test_twice_the_operators_take_at_most_little_more_than_twice_the_visits(shap
 
 @pytest.mark.parametrize(
     ("shape", "count"),
-    [("interleaved_blocks", 40), ("joined_products", 100), ("composites_of_one", 100)],
+    [
+        ("interleaved_blocks", 40),
+        ("joined_products", 100),
+        ("composites_of_one", 100),
+        ("heads", 64),
+    ],
 )
 def test_twice_the_rewrites_take_at_most_little_more_than_twice_the_visits(
     shape: str, count: int

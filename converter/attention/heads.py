@@ -213,8 +213,9 @@ class HeadSearch:
             if tensor.shape[:-2] != self._product.shape[:-2]:
                 continue
             for reader in tensor.consumers:
-                weights = any(is_weight(other) for other in reader.given if other is not tensor)
-                if weights and fx.tells_heads(_own_matrices(reader, tensor)[0]):
+                if not fx.tells_heads(_own_matrices(reader, tensor)[0]):
+                    continue
+                if any(is_weight(other) for other in reader.given if other is not tensor):
                     return True
         return False
 
@@ -400,8 +401,10 @@ def _is_repeated_for_constants(of: Labelled) -> bool:
 def _own_matrices(product: Operator, tensor: Tensor) -> Factored:
     """The layout of a product's operand with labels on batch axes on which the other operand has several steps, too."""
     factored = fx.plain(tensor.shape)
+    if product.name != "BATCH_MATMUL":
+        return factored
     others = [other for other in product.given if other is not tensor]
-    if product.name != "BATCH_MATMUL" or not others:
+    if not others:
         return factored
     axes = list(factored)
     rank = min(len(axes), len(others[0].shape))
