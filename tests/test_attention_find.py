@@ -358,6 +358,19 @@ subgraph main (%q: float32[2,4,6,5], %k: float32[2,4,8,5], %v: int8[2,4,8,5] q([
   %o: float32[2,4,6,5] = BATCH_MATMUL(%p, %v)
   return %o
 }"""
+TWO_MAPS_IN_ROWS = """
+subgraph main (%x: float32[1,6,10], %k: float32[1,1,8,5], %v: float32[1,1,8,10]) {
+  %h: float32[1,6,2,5] = RESHAPE(%x, int32{1, 6, 2, 5})
+  %t: float32[1,2,6,5] = TRANSPOSE(%h, int32{0, 2, 1, 3})
+  %q: float32[1,1,12,5] = RESHAPE(%t, int32{1, 1, 12, 5})
+  %l: float32[1,1,12,8] = BATCH_MATMUL(%q, %k) {adj_y: true}
+  %p: float32[1,1,12,8] = SOFTMAX(%l) {beta: 1.0}
+  %a: float32[1,1,6,8] = SLICE(%p, int32{0, 0, 0, 0}, int32{1, 1, 6, 8})
+  %b: float32[1,1,6,8] = SLICE(%p, int32{0, 0, 6, 0}, int32{1, 1, 6, 8})
+  %w: float32[1,1,6,8] = SUB(%a, %b)
+  %o: float32[1,1,6,10] = BATCH_MATMUL(%w, %v)
+  return %o
+}"""
 BY_CONVOLUTION = """
 subgraph main (%q: float32[1,6,1,20], %k: float32[32,1,1,5], %v: float32[1,4,8,5]) {
   %c: float32[1,6,1,32] = CONV_2D(%q, %k, float32[32]{splat 0.0}) {padding: 1, stride_w: 1, stride_h: 1}
@@ -503,6 +516,7 @@ SKIPPED = {
                 "  %w: float32[1,4,6,8] = SUB(%a, %b)\n  %o:"),
         "heads", "more matrices than the value product",
     ),
+    "two maps in rows of one head": (TWO_MAPS_IN_ROWS, "heads", "more rows than the value product"),
     "constant keys with a scale for each head": (
         changed(PLAIN, "%k: float32[1,4,8,5], -> ", "(%q, %k) {adj_y: true} -> (%q, int8[1,4,5,8]{splat 2} q(["
                 + ", ".join(["0.5"] * 4) + "], [" + ", ".join("0" * 4) + "], axis 1))"),

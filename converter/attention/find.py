@@ -165,6 +165,9 @@ def _block(search: HeadSearch) -> Block:
             text = "it has more matrices than the value product"
             raise RefusedError(Why.HEADS, text, operator)
     rows = result.elements // head_size  # of all heads, N * B * T
+    if softmax.code.name in SOFTMAXES and math.prod(softmax.outputs[0].shape[:-1]) > rows:
+        text = "the probabilities have more rows than the value product"
+        raise RefusedError(Why.HEADS, text, softmax)
     return Block(
         softmax=softmax,
         output=merged.tensor,
