@@ -855,6 +855,18 @@ def test_the_outermost_axis_is_a_batch_if_its_steps_have_the_same_weights() -> N
     assert (site.status, site.heads) == ("nothing to do", 1)
 
 
+def test_the_outermost_axis_is_a_batch_if_an_input_has_a_number_for_each_step() -> None:
+    """`[B]`: the length of each sequence."""
+    text = changed(
+        BATCH,
+        "%k: -> %lengths: float32[4], %k:",
+        "SOFTMAX(%l) -> SOFTMAX(%m)",
+        "  %p: ->   %n: float32[4,1,1] = RESHAPE(%lengths, int32{4, 1, 1})\n  %m: float32[4,6,8] = ADD(%l, %n)\n  %p:",
+    )
+    (site,) = sites_of(text)
+    assert (site.status, site.heads) == ("nothing to do", 1)
+
+
 @pytest.mark.parametrize("axis", [0, 1])
 def test_windows_that_are_cut_from_the_sequence_are_not_heads(axis: int) -> None:
     """Three windows of two tokens with two heads, which lie apart before the windows are cut."""

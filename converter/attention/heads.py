@@ -112,7 +112,7 @@ class HeadSearch:
         if strides != sorted(strides, reverse=True):
             return False
         others = [axis for axis in range(len(own) - 2) if set(digits).isdisjoint(own[axis])]
-        if any(map(self._holds_heads, others)):
+        if any(holds_heads(self._product, axis, self.operands) for axis in others):
             return False
         if merged:
             return self._are_merged_heads(own[self._rows], digits, others)
@@ -161,7 +161,7 @@ class HeadSearch:
     def _batch_layout(self, output: Tensor) -> Factored:
         """The layout of the batch axes: `[B, (K), (G)]`, `[(B)(N)]`, or `[(K), (G)]` if none is the model's batch."""
         lead = output.shape[:-2]
-        if self._has_own_weights() or self._holds_heads(0):
+        if self._has_own_weights() or holds_heads(self._product, 0, self.operands):
             return _heads_of_axes(lead, 0)
         if len(lead) == 1:
             return self._heads_of_axis(output)
@@ -217,54 +217,6 @@ class HeadSearch:
                     continue
                 if any(is_weight(other) for other in reader.given if other is not tensor):
                     return True
-        return False
-
-    def _holds_heads(self, axis: int) -> bool:
-        """True if steps of a batch axis come from different weights, or from parts of the channels.
-
-        The model's batch and windows have neither:
-
-            [1, T, D] x N [D, H] -> PACK -> [N, 1, T, H]
-            [1, T, D] x [N, 1, D, H]     -> [N, 1, T, H]
-            [1, T, (N)(H)] -> TRANSPOSE  -> [N, 1, T, H]
-        """
-        whole = fx.labelled_axis(self._product.shape, axis, Factor(self._product.shape[axis], 1))
-        sources = self.operands.upwards([Labelled(self._product, whole)], is_projection)
-        return any(map(self._is_made_of_heads, islice(sources, 2 * DEEPEST)))
-
-    def _is_made_of_heads(self, of: Labelled) -> bool:
-        """True if a tensor's pieces are parts of its channels, or joined from these or from different projections."""
-        if of.tensor.is_constant:
-            return False
-        if self._ends_in_channels(of):
-            return True
-        parts = self.operands.above(of)
-        if not parts:
-            return False
-        if is_projection(of.operator):
-            return parts[1].pieces > 1
-        if of.operator.name not in _JOINING or any(part.pieces > 1 for part in parts.values()):
-            return False
-        makers = [_made_by(part.tensor) for part in parts.values()]
-        weights = {*map(_weights_among, makers)}
-        return len(weights) > 1 or any(map(self._cuts_channels, makers[0]))
-
-    def _ends_in_channels(self, of: Labelled) -> bool:
-        """True if a walk up ends at a tensor with all labels on its last axis."""
-        is_last = fx.labelled_axes(of.factored) == (len(of.factored) - 1,)
-        return is_last and self.operands.is_end(of, is_projection)
-
-    def _cuts_channels(self, operator: Operator) -> bool:
-        """True if an operator cuts off a part of the channels: `[1, T, (N)(H)] -> SPLIT -> N x [1, T, H]`."""
-        if operator.name not in CUTTING:
-            return False
-        source = KINDS[operator.name].data_operands(operator.inputs)[0]
-        part = operator.outputs[0].shape
-        for axis, size in enumerate(source.shape):
-            if part[axis : axis + 1] != (size,):
-                whole = Labelled(source, fx.labelled_axis(source.shape, axis, Factor(size, 1)))
-                above = self.operands.upwards([whole], is_projection)
-                return any(map(self._ends_in_channels, islice(above, DEEPEST)))
         return False
 
     # Before matrices of their own
@@ -339,6 +291,64 @@ class HeadSearch:
             if made is not None and is_product(made):
                 starts += self.operands.above(of).values()
         yield from self.operands.upwards(starts, is_product, known)
+
+
+def holds_heads(result: Tensor, axis: int, operands: OperandFactors) -> bool:
+    """True if steps of an axis of a product come from different weights, or from parts of the channels.
+
+    The model's batch and windows have neither:
+
+        [1, T, D] x N [D, H] -> PACK -> [N, 1, T, H]
+        [1, T, D] x [N, 1, D, H]     -> [N, 1, T, H]
+        [1, T, (N)(H)] -> TRANSPOSE  -> [N, 1, T, H]
+    """
+    whole = fx.labelled_axis(result.shape, axis, Factor(result.shape[axis], 1))
+    sources = operands.upwards([Labelled(result, whole)], is_projection)
+    return any(_is_made_of_heads(source, operands) for source in islice(sources, 2 * DEEPEST))
+
+
+def _is_made_of_heads(of: Labelled, operands: OperandFactors) -> bool:
+    """True if a tensor's pieces are parts of its channels, or joined from these or from different projections."""
+    if of.tensor.is_constant:
+        return False
+    if _ends_in_channels(of, operands):
+        return True
+    parts = operands.above(of)
+    if not parts:
+        return False
+    if is_projection(of.operator):
+        return parts[1].pieces > 1
+    if of.operator.name not in _JOINING or any(part.pieces > 1 for part in parts.values()):
+        return False
+    makers = [_made_by(part.tensor) for part in parts.values()]
+    weights = {*map(_weights_among, makers)}
+    return len(weights) > 1 or any(_cuts_channels(maker, operands) for maker in makers[0])
+
+
+def _ends_in_channels(of: Labelled, operands: OperandFactors) -> bool:
+    """True if a walk up ends at a tensor with all labels on its last axis, which holds more or is a projection's.
+
+    The model's batch may be the last axis of an input, too: `[B]`, a length for each sequence.
+    """
+    last = len(of.factored) - 1
+    if fx.labelled_axes(of.factored) != (last,) or not operands.is_end(of, is_projection):
+        return False
+    made = of.tensor.producer
+    return not fx.only_labels(of.factored[last]) or (made is not None and is_projection(made))
+
+
+def _cuts_channels(operator: Operator, operands: OperandFactors) -> bool:
+    """True if an operator cuts off a part of the channels: `[1, T, (N)(H)] -> SPLIT -> N x [1, T, H]`."""
+    if operator.name not in CUTTING:
+        return False
+    source = KINDS[operator.name].data_operands(operator.inputs)[0]
+    part = operator.outputs[0].shape
+    for axis, size in enumerate(source.shape):
+        if part[axis : axis + 1] != (size,):
+            whole = Labelled(source, fx.labelled_axis(source.shape, axis, Factor(size, 1)))
+            above = operands.upwards([whole], is_projection)
+            return any(_ends_in_channels(source, operands) for source in islice(above, DEEPEST))
+    return False
 
 
 def _made_by(tensor: Tensor) -> list[Operator]:
