@@ -371,6 +371,24 @@ subgraph main (%x: float32[1,6,10], %k: float32[1,1,8,5], %v: float32[1,1,8,10])
   %o: float32[1,1,6,10] = BATCH_MATMUL(%w, %v)
   return %o
 }"""
+FROM_STATE = """
+subgraph main (%x: float32[1,1,20], %state: float32[1,4,5,5]) {
+  %q: float32[1,1,20] = FULLY_CONNECTED(%x, float32[20,20]{splat 0.5}, none) {keep_num_dims: true}
+  %h: float32[1,4,1,5] = RESHAPE(%q, int32{1, 4, 1, 5})
+  %o: float32[1,4,1,5] = BATCH_MATMUL(%h, %state)
+  return %o
+}"""
+POOLED = """
+subgraph main (%x: float32[1,6,20]) {
+  %s: float32[1,6,4] = FULLY_CONNECTED(%x, float32[4,20]{splat 0.5}, none) {keep_num_dims: true}
+  %t: float32[1,4,6] = TRANSPOSE(%s, int32{0, 2, 1})
+  %p: float32[1,4,6] = SOFTMAX(%t) {beta: 1.0}
+  %w: float32[1,4,1,6] = RESHAPE(%p, int32{1, 4, 1, 6})
+  %h: float32[1,6,4,5] = RESHAPE(%x, int32{1, 6, 4, 5})
+  %v: float32[1,4,6,5] = TRANSPOSE(%h, int32{0, 2, 1, 3})
+  %o: float32[1,4,1,5] = BATCH_MATMUL(%w, %v)
+  return %o
+}"""
 BY_CONVOLUTION = """
 subgraph main (%q: float32[1,6,1,20], %k: float32[32,1,1,5], %v: float32[1,4,8,5]) {
   %c: float32[1,6,1,32] = CONV_2D(%q, %k, float32[32]{splat 0.0}) {padding: 1, stride_w: 1, stride_h: 1}
@@ -517,6 +535,8 @@ SKIPPED = {
         "heads", "more matrices than the value product",
     ),
     "two maps in rows of one head": (TWO_MAPS_IN_ROWS, "heads", "more rows than the value product"),
+    "queries of several heads that read a state": (FROM_STATE, "pattern", "in no attention"),
+    "values of several heads that a projection weighs": (POOLED, "pattern", "in no attention"),
     "constant keys with a scale for each head": (
         changed(PLAIN, "%k: float32[1,4,8,5], -> ", "(%q, %k) {adj_y: true} -> (%q, int8[1,4,5,8]{splat 2} q(["
                 + ", ".join(["0.5"] * 4) + "], [" + ", ".join("0" * 4) + "], axis 1))"),
@@ -587,6 +607,18 @@ SETTLED = {
           %g: float32[1,4,3] = FULLY_CONNECTED(%x, float32[3,16]{splat 0.5}, none) {keep_num_dims: true}
           %p: float32[1,4,3] = SOFTMAX(%g)
           %o: float32[1,4,16] = BATCH_MATMUL(%p, %experts)
+          return %o
+        }""",
+        "not-attention",
+    ),
+    "a router that weighs the experts of each token": (
+        """subgraph main (%x: float32[1,4,16], %open: float32[1,4], %experts: float32[1,4,3,16]) {
+          %g: float32[1,4,3] = FULLY_CONNECTED(%x, float32[3,16]{splat 0.5}, none) {keep_num_dims: true}
+          %p: float32[1,4,3] = SOFTMAX(%g)
+          %w: float32[1,4,1,3] = RESHAPE(%p, int32{1, 4, 1, 3})
+          %token: float32[1,4,1,1] = RESHAPE(%open, int32{1, 4, 1, 1})
+          %m: float32[1,4,1,3] = MUL(%w, %token)
+          %o: float32[1,4,1,16] = BATCH_MATMUL(%m, %experts)
           return %o
         }""",
         "not-attention",

@@ -24,10 +24,10 @@ from edge_opt.attention.around import (
 from edge_opt.attention.axes import has_known_axes
 from edge_opt.attention.block import Block, Match, NotABlock
 from edge_opt.attention.factors import Factor
-from edge_opt.attention.heads import HeadSearch
+from edge_opt.attention.heads import HeadSearch, holds_heads
 from edge_opt.attention.labelled import Labelled
 from edge_opt.attention.labels import DEEPEST, OperandFactors, Trace, trace_heads
-from edge_opt.attention.pairs import Pair, Product, pairs_among
+from edge_opt.attention.pairs import Pair, Product, pairs_among, products_among
 from edge_opt.attention.rules import (
     MOVEMENT,
     PROJECTIONS,
@@ -58,7 +58,7 @@ def find_blocks(subgraph: Subgraph) -> Iterator[Match]:
     with doubted([subgraph]):
         pairs = list(pairs_among(subgraph.operators))
         found = _matches(subgraph, pairs)
-        for match in _unexplained(pairs, found):
+        for match in _unexplained(subgraph, pairs, found):
             found[match.softmax] = match
     for operator in subgraph.operators:
         if operator in found:
@@ -265,8 +265,10 @@ def _is_linear(operator: Operator) -> bool:
 # Products that no block explains
 
 
-def _unexplained(pairs: Iterable[Pair], found: Mapping[Operator, Match]) -> Iterator[NotABlock]:
-    """Matches for the pairs of products that are in no match although they may be attention."""
+def _unexplained(
+    subgraph: Subgraph, pairs: Iterable[Pair], found: Mapping[Operator, Match]
+) -> Iterator[NotABlock]:
+    """Matches for pairs of products, and for single ones of several heads, that are in no match."""
     in_blocks: set[Operator] = set()
     skipped: set[Operator] = set()
     for anchor, match in found.items():
@@ -285,6 +287,22 @@ def _unexplained(pairs: Iterable[Pair], found: Mapping[Operator, Match]) -> Iter
             anchor = _no_attention_above(values, found) or values
             yield NotABlock(anchor, pair.refusal().reason)
         skipped |= operators
+    for product in products_among(subgraph.operators):
+        operator = product.operator
+        if operator in in_blocks or operator in skipped or not _holds_heads(product, operands):
+            continue
+        anchor = _no_attention_above(operator, found) or operator
+        text = "a product of several heads is in no attention of queries, keys and values"
+        yield NotABlock(anchor, RefusedError(Why.PATTERN, text, operator).reason)
+
+
+def _holds_heads(product: Product, operands: OperandFactors) -> bool:
+    """True if a product that sums has a matrix for each of several heads."""
+    if not product.several or product.is_outer or not has_known_axes(product.operator):
+        return False
+    result = product.operator.outputs[0]
+    others = set(range(len(result.shape))).difference(*product.matrix)
+    return any(holds_heads(result, axis, operands) for axis in others if result.shape[axis] > 1)
 
 
 def _may_be_attention(pair: Pair, in_blocks: Container[Operator], operands: OperandFactors) -> bool:

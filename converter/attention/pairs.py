@@ -202,13 +202,14 @@ def _repeated(operator: Operator | None) -> Tensor | None:
     return sources.pop() if len(sources) == 1 else None
 
 
+def products_among(operators: Iterable[Operator]) -> Iterator[Product]:
+    """The products of activations among operators."""
+    return filter(None, map(product_of, operators))
+
+
 def pairs_among(operators: Iterable[Operator]) -> Iterator[Pair]:
     """All pairs of the products, the first ones in the order given."""
-    products: dict[Operator, Product] = {}
-    for operator in operators:
-        product = product_of(operator)
-        if product is not None:
-            products[operator] = product
+    products = {product.operator: product for product in products_among(operators)}
     through = cache(_through)  # once heads are joined, the ways of their products are the same
     for product in products.values():
         if not _is_residual(product):
