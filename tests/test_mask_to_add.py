@@ -452,6 +452,7 @@ def test_a_target_says_which_constants_it_takes() -> None:
 
 REFUSED = {
     "-10": (of_constant("-10.0"), "mask", "at most -1128, found -10)"),
+    "logits scaled by the SOFTMAX": (PLAIN.replace("beta: 1.0", "beta: 0.001"), "mask", "beta"),
     "positive": (of_constant("1e+09"), "mask", "found 1e+09"),
     "nan": (of_constant("nan"), "mask", "uniform constant"),
     "not uniform": (

@@ -150,6 +150,8 @@ def _masked_softmax(select: Operator, softmax: Operator, path: list[Operator]) -
     if not constant <= _HIDDEN:
         text = "the mask constant is too close to the logits for an ADD to hide them"
         raise RefusedError(Why.MASK, text, select, masked, f"at most {_HIDDEN:g}", f"{constant:g}")
+    if softmax.option("beta") != 1:
+        raise RefusedError(Why.MASK, "the SOFTMAX scales its logits (beta is not 1)", softmax)
     return MaskedSoftmax(select, softmax, path, condition, logits, constant, masked_when)
 
 
