@@ -522,7 +522,7 @@ SKIPPED = {
                 "  %b: float32[1,4,1,6,8] = SLICE(%pairs, int32{0, 0, 1, 0, 0}, int32{1, 4, 1, 6, 8})\n"
                 "  %d: float32[1,4,1,6,8] = SUB(%a, %b)\n"
                 "  %w: float32[1,4,6,8] = RESHAPE(%d, int32{1, 4, 6, 8})\n  %o:"),
-        "heads", "more matrices than the value product",
+        "heads", "more rows than the value product",
     ),
     "two maps for each head whose rows are joined": (
         changed(PLAIN, "%q: float32[1,4, -> %q: float32[1,4,2,", "%k: float32[1,4, -> %k: float32[1,4,2,",
@@ -532,7 +532,7 @@ SKIPPED = {
                 "  %o: ->   %a: float32[1,4,6,8] = SLICE(%p, int32{0, 0, 0, 0}, int32{1, 4, 6, 8})\n"
                 "  %b: float32[1,4,6,8] = SLICE(%p, int32{0, 0, 6, 0}, int32{1, 4, 6, 8})\n"
                 "  %w: float32[1,4,6,8] = SUB(%a, %b)\n  %o:"),
-        "heads", "more matrices than the value product",
+        "heads", "more rows than the value product",
     ),
     "two maps in rows of one head": (TWO_MAPS_IN_ROWS, "heads", "more rows than the value product"),
     "queries of several heads that read a state": (FROM_STATE, "pattern", "in no attention"),
@@ -682,6 +682,12 @@ FOUND = {
   %places: float32[4,3,2,8] = BATCH_MATMUL(%image, float32[3,5,8]{splat 0.1})
   %n: float32[1,4,6,8] = RESHAPE(%places, int32{1, 4, 6, 8})
   %l: float32[1,4,6,8] = ADD(%m, %n)""",
+    ),
+    "heads between the rows of the SOFTMAX": attention_text(
+        softmax="""  %a: float32[1,6,4,8] = TRANSPOSE(%l, int32{0, 2, 1, 3})
+  %b: float32[1,6,4,8] = SOFTMAX(%a)
+  %p: float32[1,4,6,8] = TRANSPOSE(%b, int32{0, 2, 1, 3})""",
+        scores="  %l: float32[1,4,6,8] = BATCH_MATMUL(%q, %k) {adj_y: true}",
     ),
     "a latent that all heads read": LATENT,
     **{f"heads outside the batch, {way}": HEADS_OUTSIDE.replace("TAIL", tail) for way, tail in TAILS.items()},

@@ -28,13 +28,7 @@ from edge_opt.attention.heads import HeadSearch, holds_heads
 from edge_opt.attention.labelled import Labelled
 from edge_opt.attention.labels import DEEPEST, OperandFactors, Trace, trace_heads
 from edge_opt.attention.pairs import Pair, Product, pairs_among, products_among
-from edge_opt.attention.rules import (
-    MOVEMENT,
-    PROJECTIONS,
-    is_product,
-    is_projection,
-    multiplies_activations,
-)
+from edge_opt.attention.rules import MOVEMENT, PROJECTIONS, is_product, is_projection
 from edge_opt.ir import Operator, Subgraph
 from edge_opt.ir.operators import KINDS, Effect, operators_that
 from edge_opt.ir.refusal import RefusedError, Why
@@ -159,12 +153,8 @@ def _block(search: HeadSearch) -> Block:
     own = trace.products.get(product, fx.plain(result.shape))
     piece = fx.piece_shape(own, keep=True)
     scores = trace.logits or search.scores
-    matrices = merged.pieces * math.prod(piece[:-2])
-    for operator in (softmax, *filter(multiplies_activations, scores)):
-        if _matrices(operator) > matrices:
-            text = "it has more matrices than the value product"
-            raise RefusedError(Why.HEADS, text, operator)
     rows = result.elements // head_size  # of all heads, N * B * T
+    # Heads may lie between the rows, so rows are counted and not matrices.
     if softmax.code.name in SOFTMAXES and math.prod(softmax.outputs[0].shape[:-1]) > rows:
         text = "the probabilities have more rows than the value product"
         raise RefusedError(Why.HEADS, text, softmax)
@@ -182,13 +172,6 @@ def _block(search: HeadSearch) -> Block:
         core=trace.core,
         operands=search.operands,
     )
-
-
-def _matrices(operator: Operator) -> int:
-    """The number of matrices of probabilities or scores, at the least: rows with weights in common are of one."""
-    if operator.name == "FULLY_CONNECTED":
-        return 1
-    return math.prod(operator.outputs[0].shape[:-2])
 
 
 def _kv_heads(search: HeadSearch, trace: Trace) -> int:

@@ -239,6 +239,10 @@ class HeadSearch:
     def _check_rows(self) -> None:
         """Raise RefusedError if rows of the value product may belong to several heads that cannot be distinguished."""
         product = self._product
+        probabilities = self.softmax.outputs[0]
+        if math.prod(probabilities.shape[:-2]) > math.prod(product.shape[:-2]):
+            text = "the probabilities have more matrices than the value product"
+            raise RefusedError(Why.HEADS, text, self.softmax)
         rows = self._of_rows(Factor(product.shape[self._rows], 1))
         for of in self._like_heads(rows):
             raise of.refusal("rows of the value product may belong to several heads")
