@@ -7,7 +7,7 @@ from io import BufferedRWPair, BytesIO
 import numpy as np
 import pytest
 
-from edge_opt.runtime.protocol import DeclinedError, RuntimeCrashed, RuntimeRefused, receive, send
+from edge_opt.runtime.protocol import DeclinedError, RuntimeFailed, RuntimeRefused, receive, send
 from edge_opt.runtime.runner import _refusal
 
 Ends = tuple[BufferedRWPair, BufferedRWPair]
@@ -76,7 +76,12 @@ def test_objects_are_not_sent(ends: Ends) -> None:
 @pytest.mark.parametrize(
     ("kind", "reason", "error", "said"),
     [
-        ("internal", "KeyError", RuntimeCrashed, "region: the worker failed: KeyError"),
+        (
+            "internal",
+            "KeyError",
+            RuntimeFailed,
+            "region: a fault of edge-opt, please report it: KeyError",
+        ),
         ("refused", "no kernel", RuntimeRefused, "region: the runtime refused it: no kernel"),
         (
             "refused",

@@ -144,8 +144,9 @@ class Worker(AbstractContextManager["Worker"]):
     A request may take `time_limit` seconds, and 4 GiB of private memory plus 3 times the model's size (XNNPACK packs
     float weights), not counting mapped files. Only Linux enforces the memory limit (RLIMIT_DATA).
 
-    Every request raises `RuntimeRefused` (the runtime's reason is in `.reason`), `RuntimeCrashed` or `RuntimeTimedOut`;
-    the worker remains usable after each of them. An interrupt kills the child at once.
+    Every request raises `RuntimeRefused` (the runtime's reason is in `.reason`), `RuntimeCrashed`, `RuntimeTimedOut`,
+    or for a fault of edge-opt `RuntimeFailed`; the worker remains usable after each of them. An interrupt kills the
+    child at once.
     """
 
     def __init__(self, *, time_limit: float = 600.0) -> None:
@@ -282,7 +283,7 @@ def _refusal(reply: Header, where: str, memory: int) -> RuntimeFailed:
     kind = reply["error"]
     reason = reply["reason"]
     if kind == "internal":
-        return RuntimeCrashed(f"{where}: the worker failed: {reason}")
+        return RuntimeFailed(f"{where}: a fault of edge-opt, please report it: {reason}")
     if reason.startswith("no reason given") or reason == "out of memory":
         reason += f"; it was allowed {memory >> 20} MiB of memory"
     custom = _UNKNOWN_OPERATOR.search(reason)
