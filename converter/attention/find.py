@@ -50,9 +50,10 @@ def find_blocks(subgraph: Subgraph) -> Iterator[Match]:
     Several SOFTMAXes that weigh the same values together are one block, reported at the first.
     """
     with doubted([subgraph]):
-        pairs = list(pairs_among(subgraph.operators))
+        products = list(products_among(subgraph.operators))
+        pairs = list(pairs_among(products))
         found = _matches(subgraph, pairs)
-        for match in _unexplained(subgraph, pairs, found):
+        for match in _unexplained(products, pairs, found):
             found[match.softmax] = match
     for operator in subgraph.operators:
         if operator in found:
@@ -249,7 +250,7 @@ def _is_linear(operator: Operator) -> bool:
 
 
 def _unexplained(
-    subgraph: Subgraph, pairs: Iterable[Pair], found: Mapping[Operator, Match]
+    products: Iterable[Product], pairs: Iterable[Pair], found: Mapping[Operator, Match]
 ) -> Iterator[NotABlock]:
     """Matches for pairs of products, and for single ones of several heads, that are in no match."""
     in_blocks: set[Operator] = set()
@@ -270,7 +271,7 @@ def _unexplained(
             anchor = _no_attention_above(values, found) or values
             yield NotABlock(anchor, pair.refusal().reason)
         skipped |= operators
-    for product in products_among(subgraph.operators):
+    for product in products:
         operator = product.operator
         if operator in in_blocks or operator in skipped or not _holds_heads(product, operands):
             continue

@@ -207,9 +207,9 @@ def products_among(operators: Iterable[Operator]) -> Iterator[Product]:
     return filter(None, map(product_of, operators))
 
 
-def pairs_among(operators: Iterable[Operator]) -> Iterator[Pair]:
+def pairs_among(given: Iterable[Product]) -> Iterator[Pair]:
     """All pairs of the products, the first ones in the order given."""
-    products = {product.operator: product for product in products_among(operators)}
+    products = {product.operator: product for product in given}
     through = cache(_through)  # once heads are joined, the ways of their products are the same
     for product in products.values():
         if not _is_residual(product):
