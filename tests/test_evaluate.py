@@ -148,6 +148,24 @@ def test_tokens_of_a_text_that_lose_together_count_as_one(gaps: list[float], err
     assert ratio_of(likelihoods, [-2.0] * 4, [4])[1] == pytest.approx(0.1 / math.sqrt(3))
 
 
+def test_a_bundle_that_loses_in_some_texts_only_has_the_error_of_texts(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All tokens of a text lose or gain 0.1 nats: independent tokens could not have a larger error than this."""
+    place.given("one two six ten one two six ten", "red sun big map red sun big map")
+
+    def by_text(path: str, part: tuple[str, str]) -> Any:
+        said = place.say(path, part)
+        gain = 0.1 if part[0].startswith("one") else -0.1
+        return said._replace(likelihoods=[one + gain for one in said.likelihoods])
+
+    monkeypatch.setattr(evaluation, "score_text", by_text)
+    place.chances["good"] = place.chances["gemma"]
+    (_, good) = place.evaluate(place.good).models
+    assert good.ratio_error is not None
+    assert good.ratio_error > 0.1 / math.sqrt(good.tokens - 1)
+
+
 def test_a_ratio_of_no_tokens_is_a_sentence() -> None:
     with pytest.raises(UsageError, match="no token of the held-out prompts could be scored"):
         ratio_of([], [])

@@ -33,7 +33,7 @@ from edge_opt.npu.scoring import Closeness, Text, read
 from edge_opt.npu.vendors import backend_of
 
 ERROR = 0.01
-"""Standard error of the perplexity ratio at which scoring stops."""
+"""Standard error of the perplexity ratio, by tokens, at which scoring stops."""
 TOKENS = 20
 """Default number of tokens to score in the emulator: each takes many seconds."""
 _BATCH = 4  # prompts scored before the error is looked at again
@@ -292,7 +292,7 @@ def _weights(bundle: str) -> dict[str, int]:
 
 
 def _worst_error(likelihoods: Mapping[str, Sequence[float]], reference: str) -> float:
-    """The largest standard error of a bundle's ratio to the reference."""
+    """The largest standard error, by tokens, of a bundle's ratio to the reference."""
     expected = likelihoods[reference]
     errors = [ratio_of(own, expected)[1] for name, own in likelihoods.items() if name != reference]
     return max(errors)
