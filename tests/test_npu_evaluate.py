@@ -2,6 +2,7 @@
 
 import math
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from pretend_stages import at_once, checkpoint
 from edge_opt import evaluate
 from edge_opt.base.errors import UsageError
 from edge_opt.building import evaluation, stages
+from edge_opt.building.evaluation import ratio_of
 from edge_opt.npu import Compiler, CompilerFailedError
 from edge_opt.npu.qualcomm import Qualcomm
 from edge_opt.npu.scoring import Closeness, Text, read
@@ -151,6 +153,21 @@ def test_prompts_are_spread_over_those_given_and_another_vocabulary_is_refused(
         UsageError, match="a vocabulary of 128 tokens, and the checkpoint one of 100"
     ):
         evaluate(reference, gemma, prompts, on="npu")
+
+
+def test_the_error_of_a_ratio_in_the_emulator_is_that_of_its_texts(
+    gemma: Path, monkeypatch: Patch, command: tuple[object, ...], compiler: Compilers
+) -> None:
+    lengths: list[Sequence[int]] = []
+
+    def noted(own: Any, reference: Any, of_texts: Sequence[int] = ()) -> tuple[float, float]:
+        lengths.append(of_texts)
+        return ratio_of(own, reference, of_texts)
+
+    monkeypatch.setattr(evaluation, "ratio_of", noted)
+    sdk = compiler(emulator("array = array * np.float32(0.8)"))
+    evaluate(command[1], gemma, command[4], on="npu", tokens=6, compiler=Compiler(sdk=sdk))
+    assert [*filter(None, lengths)] == [[3, 3]] * 3  # the checkpoint, CPU kernels, the emulator
 
 
 def test_what_cannot_be_evaluated_is_refused(
