@@ -96,7 +96,14 @@ sys.exit(main(["convert", sys.argv[1], "-o", sys.argv[2], "-q"]))
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks the worker up in /proc")
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_interrupted_during_the_proof(folder: Path, sign: signal.Signals) -> None:
+def test_interrupted_during_the_proof(
+    folder: Path,
+    sign: signal.Signals,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    # SIGKILL leaves scratch files, which must not stay on the machine.
+    monkeypatch.setenv("TMPDIR", str(tmp_path_factory.mktemp("scratch")))
     with started(_ANNOUNCED + _PROVING, folder / "in.tflite", folder / "out.tflite") as process:
         worker = int(process.stdout.readline())
         time.sleep(0.2)
