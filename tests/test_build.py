@@ -425,6 +425,7 @@ def test_a_build_that_is_interrupted_goes_on_and_ends_the_same(place: Place, sta
     note = f"completed stages are in {place.work}: run the same command to continue"
     assert caught.value.__notes__ == [note]
     assert not place.output.exists()
+    assert not list(place.work.rglob("half"))
     stages, _ = place.build()
     assert stages.ran == ALL[ALL.index(stage) :]
     assert place.output.read_bytes() == bundle_of(COMPILED)

@@ -361,8 +361,13 @@ class Stages:
         folder = self.folder / job.stage
         partial.mkdir()
         started = time.perf_counter()
-        self._progress(job.stage, 0, 1)
-        values, peak_bytes = carry_out(job, folder.with_suffix(".log"), self._progress)
+        try:
+            self._progress(job.stage, 0, 1)
+            values, peak_bytes = carry_out(job, folder.with_suffix(".log"), self._progress)
+        except BaseException:
+            # Four times the checkpoint, maybe, and of no use.
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
         files = _files(partial)
         report = StageReport(
             name=job.stage,
