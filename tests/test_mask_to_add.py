@@ -323,6 +323,24 @@ UNKNOWN = {
          f"%both: float32[1,{N},{S + 1},{S}] = CONCATENATION(%k, %padding) {{axis: 2}}",
          f"%other: {FLOATS} = BATCH_MATMUL(%wide, %both)"],
     ),
+    "a mask in the keys, and queries written beside ones": (
+        f"%padding: float32[1,{N},1,{S}]",
+        [f"%ones: float32[1,{N},{T},{S + 1}] = ABS(float32[1,{N},{T},{S + 1}]{{splat 1.0}})",
+         f"%wide: float32[1,{N},{T},{S + 1}] = DYNAMIC_UPDATE_SLICE(%ones, %q, int32{{0, 0, 0, 0}})",
+         f"%both: float32[1,{N},{S + 1},{S}] = CONCATENATION(%k, %padding) {{axis: 2}}",
+         f"%other: {FLOATS} = BATCH_MATMUL(%wide, %both)"],
+    ),
+    "a mask in the keys, and queries or ones chosen": (
+        f"%padding: float32[1,{N},1,{S}]",
+        [f"%zeros: float32[1,{N},{T},{S + 1}] = PAD(%q, int32[4,2]{{0, 0, 0, 0, 0, 0, 0, 1}})",
+         f"%wide: float32[1,{N},{T},{S + 1}] = SELECT_V2(bool[{S + 1}]{{{'true, ' * S}false}}, %zeros, float32(1.0))",
+         f"%both: float32[1,{N},{S + 1},{S}] = CONCATENATION(%k, %padding) {{axis: 2}}",
+         f"%other: {FLOATS} = BATCH_MATMUL(%wide, %both)"],
+    ),
+    "a row that a column repeats": (
+        f"%padding: float32[1,1,1,{S}], %ones: float32[1,1,{T},1]",
+        [f"%low: {MASKS} = BATCH_MATMUL(%ones, %padding)", ADDED],
+    ),
     "a bias that comes in": (
         f"%padding: float32[{S}]", [FLATTENED, f"%plus: {FLAT} = FULLY_CONNECTED(%rows, %k, %padding)", APART]
     ),

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from edge_opt.attention.axes import contracted_axis
 from edge_opt.attention.rules import multiplies_activations
 from edge_opt.ir import DType, Operator, Tensor
 from edge_opt.ir.dtypes import same_quantization
@@ -23,7 +24,10 @@ _MOVES = operators_that(
     Effect.REARRANGING, Effect.CUTTING, Effect.JOINING, Effect.REPEATING, Effect.PADDING
 )
 _COPYING = _MOVES | {"CAST"}
-_JOINING = operators_that(Effect.JOINING, Effect.PADDING)
+_MIXING = operators_that(Effect.JOINING, Effect.PADDING) | {
+    "DYNAMIC_UPDATE_SLICE", "SELECT", "SELECT_V2"
+}  # fmt: skip
+"""The elements of their results are some of one operand and some of another."""
 
 
 class Magnitude(NamedTuple):
@@ -50,9 +54,9 @@ class Magnitudes:
 
     The product of two activations counts as 1, and is followed as it is moved, scaled, capped, and as numbers of known
     magnitude are added; constants are read in full. The magnitude of anything else is infinite, and so is that of a
-    product with an operand that is computed from constants alone or from a number beyond `ORDINARY`, or joined of
-    activations and numbers: a product can look up a mask, or carry it along. Operands computed in any other way, even
-    from other products (ring buffers are updated so), are taken to be queries and keys.
+    product over a single channel, or with an operand that is computed from constants alone or from a number beyond
+    `ORDINARY`, or put together of activations and numbers: a product can look up a mask, or carry it along. Operands
+    computed in any other way, even from other products (ring buffers are updated so), are taken to be queries and keys.
     """
 
     def __init__(self) -> None:
@@ -105,13 +109,21 @@ def _magnitude(node: _Node, read: Sequence[Magnitude]) -> Magnitude:
         return _up_to(1.0, tensor)
     if not read:
         return _up_to(math.inf, tensor)
-    return _of_product(*read) if multiplies_activations(maker) else _RULES[maker.name](read)
+    if not multiplies_activations(maker):
+        return _RULES[maker.name](read)
+    return _up_to(math.inf, tensor) if _has_one_channel(maker) else _of_product(*read)
+
+
+def _has_one_channel(product: Operator) -> bool:
+    """True for the product of a column and a row: flags times a mask repeat the mask."""
+    left = product.input(0)
+    return bool(left.shape) and left.shape[contracted_axis(product, 0)] == 1
 
 
 def _carries_a_constant(operand: Tensor, parts: Sequence[Magnitude]) -> bool:
-    """True if an operand is joined of activations and numbers: `[q, 1] x [k, mask]` adds a mask."""
+    """True if an operand is put together of activations and numbers: `[q, 1] x [k, mask]` adds a mask."""
     maker = operand.producer
-    if maker is None or maker.name not in _JOINING:
+    if maker is None or maker.name not in _MIXING:
         return False
     return any(part.is_fixed and part.most > 0 for part in parts)
 
