@@ -14,6 +14,7 @@ from cli_runs import DEMO, Patch
 from edge_opt.base.errors import UsageError
 from edge_opt.comparison import golden
 from edge_opt.comparison.golden import GoldenError
+from edge_opt.ir.parse import parse
 from edge_opt.testing import assert_golden, record_golden
 
 WIDE = np.random.default_rng(1).standard_normal((60_000, 2)).astype(np.float32)
@@ -121,6 +122,24 @@ def test_whatever_the_tolerances_allow_holds_for_the_figures_too() -> None:
         assert not FIGURES(old, info).misses(
             FIGURES(new, info), atol * (1 + 1e-9), rtol * (1 + 1e-9)
         )
+
+
+@pytest.mark.parametrize(("count", "atol"), [(1, 1e-4), (1, 1.0), (200_000, 1e-4)])
+def test_integers_that_stand_for_themselves_have_no_relative_tolerance(
+    count: int, atol: float, tmp_path: Path
+) -> None:
+    """151643 and 151645 are two tokens."""
+    text = f"""signature s = #0 (x=%x) -> (y=%y)
+    subgraph main (%x: int32[{count}]) {{
+      %zeros: int32[{count}] = SUB(%x, %x)
+      %y: int32[{count}] = ADD(%zeros, int32(151643))
+      return %y
+    }}"""
+    path = record_golden(parse(text), tmp_path / "g.npz", atol=atol)
+    assert golden.check(parse(text), path).bitwise
+    for token in ("151644", "151645"):
+        report = golden.check(parse(text.replace("151643", token)), path)
+        assert report.equal == (atol == 1.0 and token == "151644")
 
 
 def test_the_bits_of_nan_do_not_matter_and_those_of_zero_do() -> None:

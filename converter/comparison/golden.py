@@ -155,7 +155,8 @@ def record(
     """Run a model (in a bundle: the prefill/decode model), write its outputs to a golden file and return its path.
 
     The default path is `<stem>.golden.npz` beside a model's file. The default tolerances allow for rounding on other
-    processors; if both are 0, every bit must be the same. For quantized outputs they apply to the real numbers.
+    processors; if both are 0, every bit must be the same. For quantized outputs they apply to the real numbers. To
+    integers that stand for themselves, such as token IDs, only `atol` applies.
 
     Examples:
         >>> from edge_opt.testing import assert_golden, record_golden
@@ -296,6 +297,7 @@ def _output(
 ) -> OutputComparison:
     """Compare one output with its recording and its sample, over all calls, the first of which are `ordinary`."""
     before, now = infos
+    rtol = 0.0 if before.is_plain_integer else golden.rtol  # a token ID has no rounding
     sampled = list[tuple[Array, Array]]()
     elements = 0
     reason = ""
@@ -314,16 +316,16 @@ def _output(
         sampled.append(_fitting(before, kept, sample))
         if actual.checksum != expected.checksum:
             differs = True
-            reason = reason or expected.misses(actual, golden.atol, golden.rtol)
+            reason = reason or expected.misses(actual, golden.atol, rtol)
         elements += actual.finite + sum(actual.others)
-    output = measured(before, now, sampled, Tolerance(atol=golden.atol, rtol=golden.rtol))
+    output = measured(before, now, sampled, Tolerance(atol=golden.atol, rtol=rtol))
     if not differs:
         return replace(output, elements=elements)
     if output.elements == elements:  # the sample has all of them
         if output.bitwise:
             raise _damaged(before)  # every element is the recorded one, and the checksum is not
         return output
-    if golden.atol == golden.rtol == 0:
+    if golden.atol == rtol == 0:
         reason = "elements beyond the sample differ"
     if output.equal and reason:
         output = replace(output, reason=reason)
