@@ -306,6 +306,17 @@ def test_scales_that_differ_by_rounding_are_equal_and_the_factor_is_told() -> No
     assert "9.48e-05 (a factor of 4.32)" in one.message
 
 
+@pytest.mark.parametrize(
+    ("cache", "part"), [("k_cache_0", "k_slice_0"), ("cache_k_0", "slice_k_0")]
+)
+def test_a_new_part_is_that_of_the_cache_of_its_name(cache: str, part: str) -> None:
+    text = SPLIT.replace("kv_cache_k_0", cache).replace("kv_slice_k_0", part)
+    found = list(unequal_caches([("", cached(text, "int16", "q(0.0001, 0)", "q(0.0003, 0)"))]))
+    assert [(one.signature, "'prefill_2' writes" in one.message) for one in found] == [
+        ("prefill_2", True)
+    ]
+
+
 UPDATE = """
 signature cache_update = #0 (kv_cache_k_0=%k, kv_slice_k_0=%x) -> (kv_cache_k_0=%new)
 subgraph cache_update (%k: int16[1,8,4] SCALE, %x: int16[1,1,4] SCALE) {

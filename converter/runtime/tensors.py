@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -121,7 +121,8 @@ def role_of(info: TensorInfo) -> Role:
 
 def cache_of(info: TensorInfo) -> str:
     """The name of the cache that an argument is, or is the new part of; empty for other arguments."""
-    return info.name.replace("slice", "cache") if role_of(info) == "cache" else ""
+    name = info.name.replace("slice", "cache")
+    return name if role_of(replace(info, name=name)) == "cache" else ""
 
 
 def caches_of(signature: SignatureInfo) -> dict[str, TensorInfo]:
