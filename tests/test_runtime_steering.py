@@ -2,12 +2,14 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import proof_models as models
 import pytest
 from growth_shapes import SHAPES, visits
 
+from edge_opt.comparison import golden
 from edge_opt.comparison.compare import compare
 from edge_opt.ir.parse import parse
 from edge_opt.ir.text import literal
@@ -179,6 +181,14 @@ PAIRS = [
         "%b: bool[] = EQUAL(%i, int32(NUMBER))\n %y: T = SELECT_V2(%b, int32(5), %i)",
         (0, 1),
     ),
+    ("int32[]", "%y: bool[] = LESS(%i, int32(NUMBER))", (500, 5)),
+    ("int64[3]", "%y: bool[3] = EQUAL(%i, int64(NUMBER))", (70_000, -3)),
+    (
+        "int32[]",
+        "%z: T = RESHAPE(%i, int32[0]{})\n %f: float32[] = CAST(%z)\n %y: bool[] = LESS(float32(NUMBER), %f)",
+        (500.5, 501.5),
+    ),
+    ("int32[1]", "%y: T = RIGHT_SHIFT(%i, int32[1]{NUMBER})", (3, 4)),
 ]
 
 
@@ -194,6 +204,21 @@ def test_integers_without_a_role_are_of_every_size(
     assert (
         f"main/i: unknown role, drawn as any {kind.partition('[')[0]}" in report.to_dict()["notes"]
     )
+
+
+def test_golden_runs_the_numbers_that_the_recorded_model_tells_apart(tmp_path: Path) -> None:
+    """Whatever the checked one compares with."""
+    text = """subgraph main (%i: int32[]) {
+      %b: bool[] = GREATER(%i, int32(500))
+      %c: bool[] = GREATER(%i, int32(OTHER))
+      %y: bool[] = LOGICAL_OR(%b, %c)
+      return %y
+    }"""
+    one, same, other = (models.written(text.replace("OTHER", str(at))) for at in (500, 600, 499))
+    path = golden.record(one, tmp_path / "g.npz")
+    assert golden.check(one, path).bitwise
+    assert golden.check(same, path).bitwise
+    assert not golden.check(other, path).equal
 
 
 def test_an_integer_that_steers_where_nobody_knows_stays_0_or_1_and_is_named() -> None:

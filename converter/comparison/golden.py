@@ -271,7 +271,9 @@ def _pair(recorded: SignatureInfo, now: SignatureInfo | None, names: Sequence[st
     pair = Pair.of(recorded, now, names, {})
     inputs: list[TensorInfo] = []
     for info, before in zip(pair.signature.inputs, recorded.inputs, strict=True):
-        inputs.append(replace(info, entries=before.entries, accepts=before.accepts))
+        inputs.append(
+            replace(info, entries=before.entries, accepts=before.accepts, near=before.near)
+        )
     signature = replace(pair.signature, inputs=tuple(inputs))
     return replace(pair, signature=signature, recorded=True)
 

@@ -120,6 +120,7 @@ def _facts_of_both(
         "declared": declared,
         "entries": _smallest((one.entries, other.entries)),
         "accepts": None if None in ends else _smallest(ends),
+        "near": tuple(sorted({*one.near, *other.near})),
     }
 
 

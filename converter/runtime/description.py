@@ -1,7 +1,5 @@
 """Describes a model's entry points as the runtime would, from the graph; no runtime is needed."""
 
-from dataclasses import replace
-
 import numpy as np
 
 from edge_opt.ir import Model, Tensor
@@ -17,10 +15,7 @@ def describe(model: Model) -> dict[str, SignatureInfo]:
 
     def given(label: str, tensor: Tensor) -> TensorInfo:
         info = tensor_info(tensor, label)
-        if not info.is_plain_integer:
-            return info
-        entries, accepts = steering.limits(tensor)
-        return replace(info, entries=entries, accepts=accepts)
+        return steering.describe(info, tensor) if info.is_plain_integer else info
 
     for name in [signature.key for signature in model.signatures] or [MAIN]:
         graph, taken, made = model.arguments(name)

@@ -30,6 +30,7 @@ VARIANTS = 6
     0, 1    0 and 1, then the opposite
     2, 3    all bits
     4, 5    4 to 14 bits; these are also the large floats of further runs
+    6, ..   the numbers `near` constants that it is compared with, if there are any
 """
 _WHOLE = 2
 _SHORTER = 4
@@ -188,8 +189,9 @@ def _kinds(info: TensorInfo, role: Role) -> int:
         return 2 if is_flag else 1
     if info.accepts is None:
         return 1
-    kinds = info.accepts or VARIANTS
-    return kinds if kinds <= _MOST_ROWS else 1
+    if info.accepts == 0:
+        return VARIANTS + math.ceil(len(info.near) / max(info.elements, 1))
+    return info.accepts if info.accepts <= _MOST_ROWS else 1
 
 
 def runs_for(signature: SignatureInfo) -> tuple[int, int]:
@@ -408,6 +410,10 @@ def _wide(planned: InputPlan) -> NDArray[np.int64]:
     limits = [np.iinfo(info.dtype) for info in types if info.is_plain_integer]
     low = max((int(each.min) for each in limits), default=-_LARGEST)
     high = min((int(each.max) for each in limits), default=_LARGEST)
+    if planned.variant >= VARIANTS:
+        first = (planned.variant - VARIANTS) * count
+        near = (planned.source or planned.info).near
+        return np.resize(np.roll(near, -first), count).clip(low, high)
     if planned.variant < _WHOLE:
         drawn = noise.integers(planned.stream, count, 0, planned.limit)
         return (drawn + planned.variant) % planned.limit

@@ -5,6 +5,8 @@ through variables. An operand that steers (an index, a start, the end of a loop)
 is not known to take any number.
 """
 
+from __future__ import annotations
+
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +18,7 @@ import numpy as np
 from edge_opt.ir import DType, Model, Operator, Tensor
 from edge_opt.ir.operators import KINDS, Effect, operators_that, subgraph_indices
 from edge_opt.ir.walk import walked
+from edge_opt.runtime.tensors import TensorInfo
 
 ANY = 0
 """Stands for every number of the type, in place of a limit."""
@@ -26,7 +29,10 @@ _ANY_INTEGER = frozenset({
     "LESS_EQUAL", "MAXIMUM", "MINIMUM", "MUL", "NEG", "NOT_EQUAL", "RELU", "SELECT", "SELECT_V2",
     "SIGN", "SQUARE", "SQUARED_DIFFERENCE", "SUB",
 })  # fmt: skip
-_DIVISIONS = frozenset({"DIV", "FLOOR_DIV", "FLOOR_MOD"})
+_DIVISIONS = frozenset({"DIV", "FLOOR_DIV", "FLOOR_MOD", "RIGHT_SHIFT"})
+_COMPARISONS = frozenset({
+    "EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL", "MAXIMUM", "MINIMUM", "NOT_EQUAL",
+})  # fmt: skip
 _ANY_DATA = operators_that(
     Effect.ALONG_ROWS, Effect.CUTTING, Effect.JOINING, Effect.PADDING, Effect.PRODUCT, Effect.REARRANGING,
     Effect.REDUCTION, Effect.REPEATING,
@@ -42,6 +48,8 @@ _MOVES = _KEEPS_PLACES | _CALLS | {"CONCATENATION", "PACK"}
 
 _MOST_AXES = 8
 """A start has no more elements; those of longer vectors are not distinguished."""
+_MOST_COMPARED = 4
+_LARGEST = 1 << 62
 
 How = Literal["same", "changed", "decided"]
 """How the input's values arrive: unchanged, as other numbers, or as the result of a comparison."""
@@ -103,12 +111,14 @@ class Steering:
             if source is not None:
                 self._passed[source].append(target)
 
-    def limits(self, tensor: Tensor) -> tuple[int, int | None]:
-        """The entries of the smallest table that an input indexes (0: none), and the end of the accepted integers.
+    def describe(self, info: TensorInfo, tensor: Tensor) -> TensorInfo:
+        """The description of an input, with what its readers accept."""
+        met = self._met(tensor)
+        entries, accepts = met.limits()
+        return replace(info, entries=entries, accepts=accepts, near=met.near())
 
-        That is ANY if the input steers nothing, or nothing but operands that clamp while other operators compute with
-        it; their end counts as entries. None: nobody knows.
-        """
+    def _met(self, tensor: Tensor) -> _Met:
+        """The operands that an input's values reach."""
         met = _Met()
 
         def beyond(reached: _Reached) -> Iterator[_Reached]:
@@ -121,13 +131,15 @@ class Steering:
                     limit = _limit(operator, place, reached.element)
                     if limit is None and _takes_any(operator, place):
                         met.computed |= operator.name not in _MOVES
+                        if reached.how == "same" and operator.name in _COMPARISONS:
+                            met.compare(operator.input(1 - place))
                         yield from _results(operator, place, reached)
                     else:
                         met.add(reached.how, operator, place, limit)
 
         for _ in walked([_Reached(tensor)], beyond):
             pass
-        return met.limits()
+        return met
 
     def _places(self, operator: Operator) -> Mapping[Tensor | None, Sequence[int]]:
         """The places of each input of an operator; listed once, because a join may have thousands."""
@@ -145,7 +157,7 @@ class _Met:
     says how values reach operands whose limits nobody knows. Changed numbers may index only where unchanged ones do,
     too: exporters wrap negative indices by SELECT(i < 0, i + n, i). Where a comparison decides, a table that the input
     itself indexes tells its range. If other numbers are `computed` from an input, those beyond the ends of an operand
-    that clamps matter, too.
+    that clamps matter, too. `compared` has constants that the unchanged input is compared with.
     """
 
     def __init__(self) -> None:
@@ -153,6 +165,18 @@ class _Met:
         self.ends: dict[tuple[Operator, int], _Limit] = {}
         self.changed = set[tuple[Operator, int]]()
         self.unknown = set[How]()
+        self.compared = set[int]()
+
+    def compare(self, other: Tensor) -> None:
+        """Note the numbers that an input is compared with, if they are few constants."""
+        if other.has_numbers and other.elements <= _MOST_COMPARED:
+            numbers = other.array().ravel()
+            self.compared.update(map(int, numbers[np.abs(numbers.astype(np.float64)) < _LARGEST]))
+
+    def near(self) -> tuple[int, ...]:
+        """The constants that an input is compared with, at most so many, and the integers beside them."""
+        some = sorted(self.compared)[:_MOST_COMPARED]
+        return tuple(sorted({number + step for number in some for step in (-1, 0, 1)}))
 
     def add(self, how: How, operator: Operator, place: int, limit: _Limit | None) -> None:
         """Note an operand; without a limit, nobody knows what it accepts."""
@@ -168,7 +192,11 @@ class _Met:
             self.unknown.add(how)
 
     def limits(self) -> tuple[int, int | None]:
-        """See `Steering.limits`."""
+        """The entries of the smallest table that an input indexes (0: none), and the end of the accepted integers.
+
+        That is ANY if the input steers nothing, or nothing but operands that clamp while other operators compute with
+        it; their end counts as entries. None: nobody knows.
+        """
         tables = [limit.end for limit in self.ends.values() if not limit.clamps]
         clamped = [limit.end for limit in self.ends.values() if limit.clamps]
         entries = min(filter(None, tables), default=0)

@@ -23,6 +23,7 @@ class TensorInfo:
     `shape` has 1 where `declared` has -1 (a dynamic dimension). `scales` and `zero_points` are empty without
     quantization, and several lie along `axis`. `entries` is the size of the smallest table that it indexes, or 0.
     An integer input may be 0 to `accepts` - 1, any number if that is 0; None if that is unknown, as for outputs.
+    Where it may be any, `near` has numbers that a comparison with a constant tells apart.
     """
 
     name: str
@@ -35,6 +36,7 @@ class TensorInfo:
     axis: int = 0
     entries: int = 0
     accepts: int | None = None
+    near: tuple[int, ...] = ()
 
     @property
     def is_plain_integer(self) -> bool:
