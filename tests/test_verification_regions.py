@@ -107,6 +107,7 @@ def test_a_small_region_is_asked_for_once_on_both_kernel_sets() -> None:
     [
         ([RuntimeRefused("", "before: no")], "the runtime cannot run the region alone: no"),
         ([RuntimeRefused("", "after: no")], "the runtime refuses the new region: no"),
+        ([RuntimeRefused("", "no numbers for 'x': bits")], "no numbers for 'x': bits"),
         ([RuntimeCrashed("signal 9"), 0, 0, 0], ""),
         ([RuntimeCrashed("signal 9"), 0, RuntimeCrashed("signal 9"), 0], ""),
         ([RuntimeCrashed("signal 9"), 0, 0, RuntimeCrashed("again")], "the verification could not be run: again"),

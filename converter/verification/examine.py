@@ -29,6 +29,7 @@ from edge_opt.verification.rewrite import Rewrite
 from edge_opt.verification.trial import DRAWS, VERSIONS, Outcome, Trial
 from edge_opt.verification.verdict import Proof, Ran
 
+_REFUSED = {"before": "cannot run the region alone", "after": "refuses the new region"}
 _IN_FULL = 1 << 26  # regions of at most this many multiply-adds are run in full
 _LEAST_SECONDS = 60.0
 _SLOWEST = 2e7  # multiply-adds per second: a hundredth of the slowest kernel's, to allow for a busy machine
@@ -102,9 +103,9 @@ def examine(worker: Worker, region: Region) -> Proof:
     except ModelFormatError as error:
         return _failed(region, f"the region alone is not a valid model: {error}")
     except RuntimeRefused as error:
-        alone = error.reason.startswith(VERSIONS[0])
-        what = "cannot run the region alone" if alone else "refuses the new region"
-        return _failed(region, f"the runtime {what}: {error.reason.split(': ', 1)[-1]}")
+        version, _, why = error.reason.partition(": ")
+        what = _REFUSED.get(version)
+        return _failed(region, f"the runtime {what}: {why}" if what else error.reason)
     except RuntimeFailed as error:
         reason = f"the verification could not be run: {error}"
     return inconclusive(region.check, reason)
