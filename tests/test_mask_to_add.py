@@ -23,6 +23,7 @@ from edge_opt.ir.text import graphs_text as to_text
 from edge_opt.passes import Site, magnitude, mask_to_add
 from edge_opt.passes.mask_to_add import ABSORBING
 from edge_opt.runtime.runner import Worker
+from edge_opt.schema.table import new_table
 from edge_opt.targets import Target
 from edge_opt.verification.examine import Verifier
 
@@ -363,6 +364,18 @@ def test_constants_are_read_wherever_they_lie(lines: list[str]) -> None:
 @pytest.mark.parametrize(("given", "lines"), UNKNOWN.values(), ids=UNKNOWN)
 def test_what_may_be_another_mask_is_left(given: str, lines: list[str]) -> None:
     skipped(of_other(lines, f", {given}"), "mask", "another mask")
+
+
+def test_a_number_that_is_stored_outside_the_model_may_be_a_mask() -> None:
+    given, lines = UNKNOWN["a mask in the keys"]
+    model = parse(of_other([lines[0].replace("1.0", "0.0"), *lines[1:]], f", {given}"))
+    assert run(model, "mask_to_add")[0].status == "converted"
+    model = parse(of_other([lines[0].replace("1.0", "0.0"), *lines[1:]], f", {given}"))
+    (join, *_) = [one for one in model.subgraphs[0].operators if one.name == "CONCATENATION"]
+    ones = join.input(1)
+    ones.buffer = None
+    ones.table = new_table("Tensor", has_rank=True, name=ones.name, external_buffer=7)
+    assert run(model, "mask_to_add")[0].why == "mask"
 
 
 def results(values: Any, *models: Model) -> list[Any]:

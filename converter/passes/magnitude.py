@@ -95,7 +95,7 @@ def _read(node: _Node) -> list[_Node]:
 
 def _magnitude(node: _Node, read: Sequence[Magnitude]) -> Magnitude:
     tensor = node.tensor
-    if tensor.is_constant:
+    if tensor.is_constant or tensor.is_outside:
         return _of_constant(tensor)
     if node.is_operand:
         if _carries_a_constant(tensor, read):
