@@ -102,7 +102,9 @@ class Source:
     @property
     def name(self) -> str:
         """The name for messages."""
-        return "the model in memory" if self.path is None else str(self.path)
+        if self.path is None:
+            return "the model in memory"
+        return f"the model at byte {self.base} of {self.path}" if self.base else str(self.path)
 
     def refusal(self, message: str) -> ModelFormatError:
         """Return a ModelFormatError about this file."""

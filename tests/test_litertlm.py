@@ -164,6 +164,15 @@ def test_the_only_model_of_a_bundle_needs_no_name(tmp_path: Path, capsys: Captur
         assert len(result.converted) == 5
 
 
+def test_a_model_of_a_bundle_that_is_none_is_named_by_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "broken.litertlm"
+    path.write_bytes(bundle([model_part("vision_encoder", b"no model at all")]))
+    with pytest.raises(
+        ModelFormatError, match=f"the model at byte {BLOCK} of .* is not a TFLite model"
+    ):
+        Opened(path).main()
+
+
 def test_of_several_models_without_prefill_decode_one_is_chosen_by_name(
     tmp_path: Path, capsys: Captured
 ) -> None:
