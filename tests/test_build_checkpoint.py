@@ -116,3 +116,29 @@ def test_weights_under_other_names_or_in_other_files_are_loaded_as_a_whole(tmp_p
     index = {"metadata": {}, "weight_map": named}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("other", ["an index", "a file without an index"])
+def test_weights_are_not_streamed_if_litert_torch_would_read_them_from_another_file(
+    tmp_path: Path, other: str
+) -> None:
+    """transformers reads model.safetensors, litert-torch an index or else all files."""
+    transformers = pytest.importorskip("transformers")
+    safetensors = pytest.importorskip("safetensors.torch")
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": 50}
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).save_pretrained(tmp_path)
+    assert load(tmp_path).streamed
+    weights = safetensors.load_file(tmp_path / "model.safetensors")
+    renamed = {f"other.{name}": weight for name, weight in weights.items()}
+    safetensors.save_file(renamed, tmp_path / "consolidated.safetensors", {"format": "pt"})
+    assert load(tmp_path).streamed, "other names"
+    earlier = {name: weight / 2 for name, weight in weights.items()}
+    safetensors.save_file(earlier, tmp_path / "earlier.safetensors", {"format": "pt"})
+    if other == "an index":
+        index = {"weight_map": dict.fromkeys(weights, "earlier.safetensors")}
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    found = load(tmp_path)
+    assert not found.streamed
+    for name, weight in weights.items():
+        np.testing.assert_array_equal(found.read(name), weight.numpy())

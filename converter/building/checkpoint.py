@@ -286,15 +286,27 @@ def _streamed(source: Path) -> Streamed | None:
 
 
 def _tensors_of(source: Path) -> dict[str, Stored]:
-    """The tensors of the files that transformers would read."""
-    files = {_FILE}
+    """The tensors of the files that transformers would read; ValueError if litert-torch might stream other ones.
+
+    transformers reads `model.safetensors`, or else the files of an index. litert-torch reads the files of an index, or
+    else all in the folder: also those of an earlier training.
+    """
+    has_index = (source / _INDEX).is_file()
     if not (source / _FILE).is_file():
-        index = json.loads((source / _INDEX).read_text(encoding="utf-8"))
-        files = {*index["weight_map"].values()}
+        index = json.loads((source / _INDEX).read_text(encoding="utf-8"))["weight_map"]
+        files = {source / file for file in index.values()}
+    elif has_index:
+        raise ValueError(f"both {_FILE} and {_INDEX} hold weights")
+    else:
+        index = None
+        files = {*source.glob("*.safetensors")}
     found: dict[str, Stored] = {}
-    for file in sorted(files):
-        found |= stored_in(source / file)
-    return found
+    for file in files:
+        tensors = stored_in(file)
+        if not found.keys().isdisjoint(tensors):
+            raise ValueError(f"another file than {file} has a tensor of the same name")
+        found |= tensors
+    return found if index is None else {name: found[name] for name in index}
 
 
 @contextmanager
