@@ -372,3 +372,10 @@ def test_a_window_without_metadata_to_hold_it_is_an_error(tmp_path: Path) -> Non
     bundle = write(tmp_path / "m.litertlm", FLOAT, TOKENIZER)
     with pytest.raises(EdgeOptError, match=r"assumes a window of 512 instead of 128: pip install"):
         write_window(bundle, 128)
+
+
+def test_an_export_in_memory_names_what_keeps_it_from_streaming() -> None:
+    assert "tf-nightly" in pipeline.memory_note(can_stream=False, streams=False)
+    of_files = pipeline.memory_note(can_stream=True, streams=False)
+    assert "from one model.safetensors, or from the files of an index" in of_files
+    assert pipeline.memory_note(can_stream=True, streams=True) == ""

@@ -52,9 +52,14 @@ _CALLED += tuple(f"npu_{name}" for name in _STAGES)
 _DEFAULTS = {"disable_aux_compilation": True, "rotate": True}
 """Our defaults. litert-torch also compiles the auxiliary model's masks; LiteRT-LM makes its own. For `rotate`, see
 `rotation`. `use_v2`, whose default depends on TensorFlow, is litert-torch's second converter, which streams weights."""
+_IN_MEMORY = "Exported with all weights in memory: "
 _LESS_MEMORY = (
-    "Exported with all weights in memory: with TensorFlow 2.22 or newer (pip uninstall tensorflow; pip install "
-    "tf-nightly), litert-torch streams them"
+    f"{_IN_MEMORY}with TensorFlow 2.22 or newer (pip uninstall tensorflow; pip install tf-nightly), litert-torch "
+    f"streams them"
+)
+_NOT_STREAMED = (
+    f"{_IN_MEMORY}litert-torch would stream them from one model.safetensors, or from the files of an index, that hold "
+    f"each once and under its name"
 )
 _WHOLE = "full_attention"
 _PREFILL = "prefill_"
@@ -186,7 +191,8 @@ def export(job: Job, _: Progress) -> dict[str, Any]:
         stages = _lib("stages")
         prepared = preparing.result()
     source = rotated if prepared.rotated else Path(job.inputs["base"])
-    streams = config.use_v2 and prepared.streamed
+    can_stream = config.use_v2
+    streams = can_stream and prepared.streamed
     config.model_id = str(source)
     config.use_v2 = streams
     config.delete_in_memory_params = streams
@@ -206,8 +212,15 @@ def export(job: Job, _: Progress) -> dict[str, Any]:
         mend_export(job.model)
     if job.options["window"]:
         write_window(job.model, job.options["window"])
-    notes = [prepared.note, "" if streams else _LESS_MEMORY]
+    notes = [prepared.note, memory_note(can_stream=can_stream, streams=streams)]
     return {"notes": [*filter(None, notes)], "rotated": prepared.rotated}
+
+
+def memory_note(*, can_stream: bool, streams: bool) -> str:
+    """Why an export did not stream the weights, although this machine may have what it takes; empty if it did."""
+    if streams:
+        return ""
+    return _NOT_STREAMED if can_stream else _LESS_MEMORY
 
 
 def _read_generation_settings(checkpoint: Path) -> None:
