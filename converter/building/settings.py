@@ -43,7 +43,12 @@ def check_settings(given: Given, settings: Mapping[str, Any]) -> None:
         _check(name, value)
     if given.kind is Kind.CHECKPOINT:
         values = {**DEFAULTS, **settings}
-        check_lengths(values["prefill_lengths"], values["cache_length"])
+        lengths = values["prefill_lengths"]
+        if not lengths or any(type(one) is not int or one < 1 for one in lengths):
+            raise UsageError(
+                f"--set prefill_lengths: {json.dumps(lengths)} must be a list of lengths, such as [128]"
+            )
+        check_lengths(lengths, values["cache_length"])
     elif SETTING in settings:
         raise UsageError(f"--set {SETTING}: the bundle has its caches already, leave it out")
 
