@@ -96,6 +96,8 @@ def test_a_cache_without_room_for_two_prefills_is_refused(cache: int) -> None:
         '{"prompt": ["?"]}',
         '{"messages": ["?"]}',
         '{"messages": [{"role": "system", "content": "three"}]}',
+        '{"messages": [{"role": "system", "content": [{"text": "?"}]}, {"role": "user", "content": "four"}]}',
+        '{"messages": [{"role": "user", "content": "four"}, {"role": "assistant", "content": null}]}',
         "[" * 2_000,
         '"half an emoji: \\ud83d"',
     ],
@@ -159,3 +161,9 @@ def test_the_text_of_a_prompt_is_what_the_user_says_with_unicode_separators(tmp_
     path = tmp_path / "prompts.jsonl"
     path.write_text('"one\u2028two"\r\n\n"three"\n', encoding="utf-8")
     assert read_prompts(path) == ["one\u2028two", "three"]
+
+
+def test_prompts_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('"one"\n"two"\n', encoding="utf-8-sig")
+    assert read_prompts(path) == ["one", "two"]

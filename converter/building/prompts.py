@@ -27,7 +27,7 @@ _CALIBRATION = "litert_torch.generative.export_hf.experimental"
 def read_prompts(path: Path) -> list[Any]:
     """The prompts of a file, one JSON value per line; UsageError if it is empty or a line is not a prompt."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # Windows begins files with a byte order mark
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise UsageError(f"prompts {path} cannot be read: {reason}") from error
@@ -58,12 +58,12 @@ def text_of(prompt: Any) -> str:
 
 
 def _turns(prompt: Any) -> list[dict[str, str]]:
-    """The turns of a conversation; plain text is one user turn."""
+    """The turns of a conversation; plain text is one user turn. Empty if one has other content than text."""
     if isinstance(prompt, dict):
         texts = [prompt[key] for key in _TEXTS if isinstance(prompt.get(key), str)]
         turns = prompt.get("messages")
         if not texts and isinstance(turns, list):
-            return [*filter(_is_turn, turns)]
+            return turns if all(map(_is_turn, turns)) else []
         prompt = texts[0] if texts else None
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else []
 
