@@ -378,6 +378,55 @@ subgraph main (%x: float32[1,1,20], %state: float32[1,4,5,5]) {
   %o: float32[1,4,1,5] = BATCH_MATMUL(%h, %state)
   return %o
 }"""
+GIVEN_STATE = """
+subgraph main (%h: float32[1,4,1,5], %state: float32[1,4,5,5]) {
+  %o: float32[1,4,1,5] = BATCH_MATMUL(%h, %state)
+  return %o
+}"""
+TOKENS_BEFORE_HEADS = """
+subgraph main (%x: float32[1,6,20], %c: float32[1,8,7]) {
+  %h: float32[1,6,4,5] = RESHAPE(%x, int32{1, 6, 4, 5})
+  %t: float32[1,4,6,5] = TRANSPOSE(%h, int32{0, 2, 1, 3})
+  %a: float32[1,4,6,7] = BATCH_MATMUL(%t, float32[1,4,5,7]{splat 0.5})
+  %u: float32[1,6,4,7] = TRANSPOSE(%a, int32{0, 2, 1, 3})
+  %r: float32[1,24,7] = RESHAPE(%u, int32{1, 24, 7})
+  %l: float32[1,24,8] = BATCH_MATMUL(%r, %c) {adj_y: true}
+  %p: float32[1,24,8] = SOFTMAX(%l) {beta: 1.0}
+  %o: float32[1,24,7] = BATCH_MATMUL(%p, %c)
+  %w: float32[1,6,4,7] = RESHAPE(%o, int32{1, 6, 4, 7})
+  %z: float32[1,4,6,7] = TRANSPOSE(%w, int32{0, 2, 1, 3})
+  return %z
+}"""
+GROUPS_BEFORE_HEADS = """
+subgraph main (%x: float32[1,6,20], %k: float32[1,2,8,5], %v: float32[1,2,8,5]) {
+  %h: float32[1,6,2,2,5] = RESHAPE(%x, int32{1, 6, 2, 2, 5})
+  %t: float32[1,2,2,6,5] = TRANSPOSE(%h, int32{0, 3, 2, 1, 4})
+  %q: float32[1,2,12,5] = RESHAPE(%t, int32{1, 2, 12, 5})
+  %l: float32[1,2,12,8] = BATCH_MATMUL(%q, %k) {adj_y: true}
+  %p: float32[1,2,12,8] = SOFTMAX(%l) {beta: 1.0}
+  %o: float32[1,2,12,5] = BATCH_MATMUL(%p, %v)
+  %w: float32[1,2,2,6,5] = RESHAPE(%o, int32{1, 2, 2, 6, 5})
+  %z: float32[1,6,2,2,5] = TRANSPOSE(%w, int32{0, 3, 2, 1, 4})
+  return %z
+}"""
+SUMMED_HEADS = """
+subgraph main (%x: float32[1,6,20], %k: float32[1,4,8,5], %v: float32[1,1,8,5]) {
+  %h: float32[1,6,4,5] = RESHAPE(%x, int32{1, 6, 4, 5})
+  %q: float32[1,4,6,5] = TRANSPOSE(%h, int32{0, 2, 1, 3})
+  %l: float32[1,4,6,8] = BATCH_MATMUL(%q, %k) {adj_y: true}
+  %s: float32[1,1,6,8] = SUM(%l, int32{1}) {keep_dims: true}
+  %p: float32[1,1,6,8] = SOFTMAX(%s) {beta: 1.0}
+  %o: float32[1,1,6,5] = BATCH_MATMUL(%p, %v)
+  return %o
+}"""
+COLUMNS_OF_HEADS = """
+subgraph main (%x: float32[1,6,20], %k: float32[1,8,5], %v: float32[1,8,5]) {
+  %q: float32[1,24,5] = RESHAPE(%x, int32{1, 24, 5})
+  %l: float32[1,8,24] = BATCH_MATMUL(%k, %q) {adj_y: true}
+  %p: float32[1,8,24] = MUL(%l, float32(0.5))
+  %o: float32[1,24,5] = BATCH_MATMUL(%p, %v) {adj_x: true}
+  return %o
+}"""
 POOLED = """
 subgraph main (%x: float32[1,6,20]) {
   %s: float32[1,6,4] = FULLY_CONNECTED(%x, float32[4,20]{splat 0.5}, none) {keep_num_dims: true}
@@ -429,16 +478,16 @@ SKIPPED = {
         "pattern", "in a graph that it calls",
     ),
     "a branch of IF that weighs values": (
-        f"""subgraph main (%c: bool[], {GIVEN}) {{
-          %l: float32[1,4,6,8] = BATCH_MATMUL(%q, %k) {{adj_y: true}}
-          %r: float32[1,4,6,5] = IF(%c, %l, %v) {{then_subgraph_index: 1, else_subgraph_index: 1}}
+        """subgraph main (%c: bool[], %q: float32[1,1,6,5], %k: float32[1,1,8,5], %v: float32[1,4,8,5]) {
+          %l: float32[1,1,6,8] = BATCH_MATMUL(%q, %k) {adj_y: true}
+          %r: float32[1,4,6,5] = IF(%c, %l, %v) {then_subgraph_index: 1, else_subgraph_index: 1}
           return %r
-        }}
-        subgraph weigh (%l: float32[1,4,6,8], %v: float32[1,4,8,5]) {{
-          %p: float32[1,4,6,8] = LOGISTIC(%l)
+        }
+        subgraph weigh (%l: float32[1,1,6,8], %v: float32[1,4,8,5]) {
+          %p: float32[1,1,6,8] = LOGISTIC(%l)
           %r: float32[1,4,6,5] = BATCH_MATMUL(%p, %v)
           return %r
-        }}""",
+        }""",
         "pattern", "in a graph that it calls",
     ),
     "talking heads before the SOFTMAX": (
@@ -535,7 +584,20 @@ SKIPPED = {
         "heads", "more rows than the value product",
     ),
     "two maps in rows of one head": (TWO_MAPS_IN_ROWS, "heads", "more rows than the value product"),
+    "tokens that lie outside the heads in the rows": (
+        TOKENS_BEFORE_HEADS, "heads", "would still hold several",
+    ),
+    "groups of heads that lie outside the heads of keys": (
+        GROUPS_BEFORE_HEADS, "heads", "would still hold several",
+    ),
+    "scores that are summed over heads": (SUMMED_HEADS, "heads", "would still hold several"),
+    "linear attention of heads that lie in columns": (
+        COLUMNS_OF_HEADS, "pattern", "linear attention",
+    ),
     "queries of several heads that read a state": (FROM_STATE, "pattern", "in no attention"),
+    "a state and queries of several heads that the graph is given": (
+        GIVEN_STATE, "pattern", "in no attention",
+    ),
     "values of several heads that a projection weighs": (POOLED, "pattern", "in no attention"),
     "constant keys with a scale for each head": (
         changed(PLAIN, "%k: float32[1,4,8,5], -> ", "(%q, %k) {adj_y: true} -> (%q, int8[1,4,5,8]{splat 2} q(["
@@ -1036,9 +1098,10 @@ def test_products_far_behind_each_other_are_a_pair_all_the_same() -> None:
     softmax = "\n".join(
         ["  %s0: float32[1,4,6,8] = ABS(%l)", *steps, "  %p: float32[1,4,6,8] = LOGISTIC(%s1100)"]
     )
-    (site,) = sites_of(attention_text(softmax=softmax))
+    site, values = sites_of(attention_text(softmax=softmax))
     assert (site.status, site.why) == ("skipped", "operator")
     assert "at ABS" in site.reason
+    assert values.status == "skipped"
 
 
 def test_what_follows_a_softmax_of_no_attention_is_converted() -> None:

@@ -150,7 +150,7 @@ def test_long_chains_and_exponential_graphs_take_no_time(
         value = f"%c{index}"
     model = parse(attention_text(**{part: "\n".join([*lines, end.replace("END", value)])}))
     with fuzz.time_limit(10):
-        assert sum(match.is_attention for match in find_blocks(model.subgraphs[0])) == 1
+        assert any(match.is_attention for match in find_blocks(model.subgraphs[0]))
         converted(model)
 
 

@@ -188,8 +188,8 @@ def test_a_label_is_followed_so_far_and_no_farther(form: str, length: int) -> No
     assert statuses(convert(model, form)) == ["converted"]
     between = f"  %p0: float32[1,4,6,8] = ABS(%p)\n{chain('p', '1,4,6,8')}\n"
     model = parse(attention_text(then=f"{between}  %w: float32[1,4,6,8] = ABS(%p{length})"))
-    (report,) = convert(model, form)
-    assert report.status == ("skipped" if length == 400 else "converted")
+    expected = "skipped" if length == 400 else "converted"
+    assert set(statuses(convert(model, form))) == {expected}
 
 
 @cache

@@ -24,12 +24,18 @@ from edge_opt.attention.around import (
 from edge_opt.attention.axes import has_known_axes
 from edge_opt.attention.block import Block, Match, NotABlock
 from edge_opt.attention.factors import Factor
-from edge_opt.attention.heads import HeadSearch, holds_heads
+from edge_opt.attention.heads import HeadSearch, has_heads_in_rows, holds_heads
 from edge_opt.attention.labelled import Labelled
 from edge_opt.attention.labels import DEEPEST, OperandFactors, Trace, trace_heads
 from edge_opt.attention.pairs import Pair, Product, pairs_among, products_among
-from edge_opt.attention.rules import MOVEMENT, PROJECTIONS, is_product, is_projection
-from edge_opt.ir import Operator, Subgraph
+from edge_opt.attention.rules import (
+    MOVEMENT,
+    PROJECTIONS,
+    is_product,
+    is_projection,
+    multiplies_activations,
+)
+from edge_opt.ir import Operator, Subgraph, Tensor
 from edge_opt.ir.operators import KINDS, Effect, operators_that
 from edge_opt.ir.refusal import RefusedError, Why
 from edge_opt.ir.walk import producers, walked
@@ -159,6 +165,7 @@ def _block(search: HeadSearch) -> Block:
     if softmax.code.name in SOFTMAXES and math.prod(softmax.outputs[0].shape[:-1]) > rows:
         text = "the probabilities have more rows than the value product"
         raise RefusedError(Why.HEADS, text, softmax)
+    _check_products(search, trace)
     return Block(
         softmax=softmax,
         output=merged.tensor,
@@ -173,6 +180,24 @@ def _block(search: HeadSearch) -> Block:
         core=trace.core,
         operands=search.operands,
     )
+
+
+def _check_products(search: HeadSearch, trace: Trace) -> None:
+    """Raise RefusedError if a product of one head would still hold several, beside those that were found."""
+    for product in filter(
+        multiplies_activations, {**search.values, **dict.fromkeys(search.scores)}
+    ):
+        result = product.outputs[0]
+        own = trace.products.get(product) or trace.logits.get(product) or fx.plain(result.shape)
+        of = Labelled(result, own)
+        batch = () if product.name == "FULLY_CONNECTED" else range(len(own) - 2)
+        is_left = any(
+            fx.is_shared((own[axis],)) and holds_heads(result, axis, search.operands)
+            for axis in batch
+            if result.shape[axis] > 1
+        )
+        if is_left or (product in search.scores and has_heads_in_rows(of, search.operands)):
+            raise of.refusal("a product of one head would still hold several")
 
 
 def _kv_heads(search: HeadSearch, trace: Trace) -> int:
@@ -286,7 +311,23 @@ def _holds_heads(product: Product, operands: OperandFactors) -> bool:
         return False
     result = product.operator.outputs[0]
     others = set(range(len(result.shape))).difference(*product.matrix)
-    return any(holds_heads(result, axis, operands) for axis in others if result.shape[axis] > 1)
+    wide = [axis for axis in others if result.shape[axis] > 1]
+    return any(
+        holds_heads(result, axis, operands) or _is_given(result, axis, operands) for axis in wide
+    )
+
+
+def _is_given(result: Tensor, axis: int, operands: OperandFactors) -> bool:
+    """True if an axis of a product, not the outermost, comes from the graph's inputs, where it may be heads."""
+    if axis == 0:
+        return False
+    whole = fx.labelled_axis(result.shape, axis, Factor(result.shape[axis], 1))
+    sources = operands.upwards([Labelled(result, whole)], is_projection)
+    return all(
+        source.tensor.producer is None
+        for source in sources
+        if source.pieces > 1 and operands.is_end(source, is_projection)
+    )
 
 
 def _may_be_attention(pair: Pair, in_blocks: Container[Operator], operands: OperandFactors) -> bool:
@@ -303,18 +344,11 @@ def _may_be_attention(pair: Pair, in_blocks: Container[Operator], operands: Oper
 
 
 def _has_heads_in_rows(product: Product, operands: OperandFactors) -> bool:
-    """True if rows of a product were cut from the channels: `[1, T, (N)(H)] -> [1, 1, (N)(T), H]`."""
+    """True if rows or columns of a product lie as heads do."""
     result = product.operator.outputs[0]
-    axis = len(result.shape) - 2
-    if axis < 0 or not has_known_axes(product.operator):
+    if product.is_sum or not has_known_axes(product.operator):
         return False
-    rows = Labelled(result, fx.labelled_axis(result.shape, axis, Factor(result.shape[axis], 1)))
-    for of in operands.upwards(operands.above(rows).values(), is_product):
-        if of.tensor.is_constant or not operands.is_end(of, is_product):
-            continue
-        if any(fx.tells_heads(axis) and not fx.only_labels(axis) for axis in of.factored[1:]):
-            return True
-    return False
+    return has_heads_in_rows(Labelled(result, fx.plain(result.shape)), operands)
 
 
 def _no_attention_above(values: Operator, found: Mapping[Operator, Match]) -> Operator | None:

@@ -12,10 +12,11 @@ if they lie there as heads do: on batch axes, then in the outer part of the rows
 import math
 from collections.abc import Collection, Container, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, takewhile
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.around import CUTTING, tail_of
+from edge_opt.attention.axes import contracted_axis
 from edge_opt.attention.factors import Axis, Factor, Factored
 from edge_opt.attention.labelled import Labelled
 from edge_opt.attention.labels import DEEPEST, OperandFactors, ValueProducts
@@ -295,6 +296,60 @@ class HeadSearch:
             if made is not None and is_product(made):
                 starts += self.operands.above(of).values()
         yield from self.operands.upwards(starts, is_product, known)
+
+
+def has_heads_in_rows(of: Labelled, operands: OperandFactors) -> bool:
+    """True if rows or columns of a product hold heads beside those in its layout.
+
+    Heads were cut from the channels, or have weights of their own; no step of a sequence has:
+
+        [1, T, (N)(H)] -> [1, (T)(N), H]
+        [N, T, C] x [N, C, H] -> [(N)(T), H]
+    """
+    product = of.operator
+    for side, operand in operands.above(of).items():
+        size = operand.tensor.shape[contracted_axis(product, side)]
+        rest = _rows_labelled(operand, contracted_axis(product, side))
+        clear = operands.clear_rows.setdefault(size, set())
+        above = list(operands.upwards([rest], is_product, clear))
+        for source in above:
+            if source.tensor.is_constant or source.pieces == 1:
+                continue
+            if _has_weights_of_its_own(source):
+                return True
+            is_end = operands.is_end(source, is_product)
+            if is_end and any(_steps_inside(axis) >= max(size, 2) for axis in source.factored):
+                return True
+        clear.update(above)
+    return False
+
+
+def _rows_labelled(operand: Labelled, contracted: int) -> Labelled:
+    """An operand of a product with labels on what its layout leaves of the rows."""
+    rows = len(operand.factored) - 1 if contracted != len(operand.factored) - 1 else contracted - 1
+    stride = 1
+    axis: list[Factor] = []
+    for factor in reversed(operand.factored[rows]):
+        axis.insert(0, Factor(factor.size, 0 if factor.stride else stride))
+        stride *= factor.size
+    return Labelled(operand.tensor, fx.labelled_axis(operand.tensor.shape, rows, *axis))
+
+
+def _steps_inside(axis: Axis) -> int:
+    """The number of steps of an axis within one step of its innermost label; 0 without a label."""
+    if not fx.tells_heads(axis):
+        return 0
+    return fx.axis_size(takewhile(lambda factor: not factor.stride, reversed(axis)))
+
+
+def _has_weights_of_its_own(of: Labelled) -> bool:
+    """True if labels lie on batch axes of a product with a matrix of weights for each step."""
+    made = of.tensor.producer
+    if made is None or not is_projection(made) or made.name != "BATCH_MATMUL":
+        return False
+    weights = made.input(1)
+    places = range(-3, -1 - min(len(weights.shape), len(of.factored)), -1)
+    return any(fx.tells_heads(of.factored[at]) and weights.shape[at] > 1 for at in places)
 
 
 def holds_heads(result: Tensor, axis: int, operands: OperandFactors) -> bool:

@@ -52,6 +52,8 @@ class OperandFactors:
         """Rows that a search has followed to all their ends without ambiguity; later searches skip them."""
         self.clear_weights: set[Labelled] = set()
         """The same between a value product and the next products above it, where more is ambiguous."""
+        self.clear_rows: dict[int, set[Labelled]] = {}
+        """Rows of products that are no heads of a size."""
 
     def above(self, of: Labelled) -> Operands:
         """The operands that carry data, by index; none for an input, or if the label cannot be followed."""
