@@ -318,7 +318,7 @@ def has_heads_in_rows(of: Labelled, operands: OperandFactors) -> bool:
             if _has_weights_of_its_own(source):
                 return True
             is_end = operands.is_end(source, is_product)
-            if is_end and any(_steps_inside(axis) >= max(size, 2) for axis in source.factored):
+            if is_end and _steps_inside(source.factored[-1]) >= max(size, 2):
                 return True
         clear.update(above)
     return False

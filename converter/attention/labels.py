@@ -53,7 +53,7 @@ class OperandFactors:
         self.clear_weights: set[Labelled] = set()
         """The same between a value product and the next products above it, where more is ambiguous."""
         self.clear_rows: dict[int, set[Labelled]] = {}
-        """Rows of products that are no heads of a size."""
+        """Rows of products that do not hold heads, by the size of these."""
 
     def above(self, of: Labelled) -> Operands:
         """The operands that carry data, by index; none for an input, or if the label cannot be followed."""
