@@ -21,6 +21,7 @@ from edge_opt.attention.block import Block, NotABlock, row_tiles
 from edge_opt.attention.find import find_blocks
 from edge_opt.attention.labelled import Labelled
 from edge_opt.attention.labels import OperandFactors
+from edge_opt.attention.pairs import products_among
 from edge_opt.conversion import SitesSkippedError, convert
 from edge_opt.conversion.result import entry_points
 from edge_opt.ir import Constants, Model, Subgraph, to_bytes
@@ -459,6 +460,15 @@ SKIPPED = {
         HEADS_OF_SCALES,
         "quantization", "several scales",
     ),
+    "convolutions with computed weights": (
+        """subgraph main (%q: float32[1,6,1,5], %k: float32[8,1,1,5], %v: float32[5,1,1,8]) {
+          %l: float32[1,6,1,8] = CONV_2D(%q, %k, float32[8]{splat 0.0}) {padding: 1, stride_w: 1, stride_h: 1}
+          %p: float32[1,6,1,8] = LOGISTIC(%l)
+          %o: float32[1,6,1,5] = CONV_2D(%p, %v, float32[5]{splat 0.0}) {padding: 1, stride_w: 1, stride_h: 1}
+          return %o
+        }""",
+        "pattern", "at CONV_2D",
+    ),
     "a distance of queries and keys": (
         attention_text(scores=changed(SUMMED_SCORES, "MUL -> SQUARED_DIFFERENCE")), "pattern", "at SUM",
     ),
@@ -850,6 +860,38 @@ def test_a_product_that_mixes_heads_of_one_token_is_not_taken_for_queries_and_ke
     *_, site = convert(parse(text), verify="none").skipped
     assert site.why == "heads"
     assert "BATCH_MATMUL" in site.reason
+
+
+ALL_PAIRS = "float32[1,4,6,8,5]"
+SUMMED_OTHERWISE = {
+    "differences": ("SUB(%q, %k)", f"  %z: {ALL_PAIRS} = SQUARE(%x)", "SUM(%z, int32{4})"),
+    "masked": ("MUL(%q, %k)", f"  %z: {ALL_PAIRS} = MUL(%x, %m)", "SUM(%z, int32{4})"),
+    "in parts": (
+        "MUL(%q, %k)",
+        "  %z: float32[1,4,6,8,3] = SLICE(%x, int32{0, 0, 0, 0, 2}, int32{1, 4, 6, 8, 3})",
+        "SUM(%z, int32{4})",
+    ),
+    "with ones": ("MUL(%q, %k)", "", "BATCH_MATMUL(%x, float32[5,1]{splat 1.0})"),
+}
+
+
+@pytest.mark.parametrize(
+    ("combined", "between", "summed"), SUMMED_OTHERWISE.values(), ids=SUMMED_OTHERWISE
+)
+def test_all_pairs_of_rows_and_columns_make_a_product_however_they_are_summed(
+    combined: str, between: str, summed: str
+) -> None:
+    end = "float32[1,4,6,8,1]" if summed.startswith("BATCH") else "float32[1,4,6,8]"
+    graph = parse(f"""
+    subgraph main (%q: float32[1,4,6,1,5], %k: float32[1,4,1,8,5], %m: float32[1,1,6,8,1]) {{
+      %x: {ALL_PAIRS} = {combined}
+    {between}
+      %l: {end} = {summed}
+      return %l
+    }}""").subgraphs[0]
+    (product,) = products_among(graph.operators)
+    assert product.several
+    assert product.matrix == (frozenset({2}), frozenset({3}))
 
 
 def three(line: str) -> str:

@@ -236,7 +236,7 @@ def _weights_without_softmax(
     for pair in pairs:
         if pair.mixed is not None:
             continue
-        if any(end.is_sum or end.operator in assigned for end in pair.products):
+        if any(end.is_written_out or end.operator in assigned for end in pair.products):
             continue
         values = pair.second.operator
         if values not in weighing:
@@ -346,7 +346,7 @@ def _may_be_attention(pair: Pair, in_blocks: Container[Operator], operands: Oper
 def _has_heads_in_rows(product: Product, operands: OperandFactors) -> bool:
     """True if rows or columns of a product lie as heads do."""
     result = product.operator.outputs[0]
-    if product.is_sum or not has_known_axes(product.operator):
+    if product.is_written_out or not has_known_axes(product.operator):
         return False
     return has_heads_in_rows(Labelled(result, fx.plain(result.shape)), operands)
 

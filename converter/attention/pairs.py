@@ -7,7 +7,7 @@ Where the axes cannot be followed, they are taken to be everywhere. docs/head-ax
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple, TypeAlias
@@ -20,7 +20,7 @@ from edge_opt.attention.axes import (
     moved_axes,
     on_axes,
 )
-from edge_opt.attention.rules import MOVEMENT, is_weight, multiplies_activations
+from edge_opt.attention.rules import ELEMENTWISE, MOVEMENT, is_weight, multiplies_activations
 from edge_opt.ir import Operator, Shape, Tensor
 from edge_opt.ir.operators import KINDS, Effect, operators_that
 from edge_opt.ir.refusal import RefusedError, Why
@@ -28,12 +28,19 @@ from edge_opt.ir.walk import MOST_MOVES, look_through, walked
 
 _FARTHEST = 120
 """Maximum number of operators that are looked at behind one product."""
+_MOST_BETWEEN = 8
+"""Maximum number of operators between the elements of two activations and what sums them, if not only scales."""
 
 _SUMMING = frozenset({Effect.REDUCTION, Effect.PRODUCT, Effect.CONVOLUTION})
 _SUMMING_OPERATORS = operators_that(*_SUMMING)
+_CONVOLUTIONS = operators_that(Effect.CONVOLUTION)
 _RETYPING = frozenset({"CAST", "QUANTIZE", "DEQUANTIZE"})
 _MULTIPLYING = frozenset({"MUL", "SQUARED_DIFFERENCE"})
+_COMBINING = _MULTIPLYING | {"SUB", "DIV"}
 _KEEPING = MOVEMENT | _RETYPING | {"MUL", "DIV", "NEG"}
+_PASSED = ELEMENTWISE | operators_that(
+    Effect.REARRANGING, Effect.CUTTING, Effect.PADDING, Effect.REDUCTION
+)
 _UNKNOWN = "CUSTOM"
 _Groups: TypeAlias = tuple[Axes, ...]
 
@@ -52,9 +59,9 @@ class Product:
     is_outer: bool = False
 
     @property
-    def is_sum(self) -> bool:
-        """True if it is written as MUL and SUM."""
-        return self.operator.name in ("SUM", "MEAN")
+    def is_written_out(self) -> bool:
+        """True if it is written as MUL and SUM, or as a convolution."""
+        return not multiplies_activations(self.operator)
 
 
 class Pair(NamedTuple):
@@ -88,8 +95,8 @@ class Pair(NamedTuple):
             text = "a product of activations cannot be followed through this operator"
             return RefusedError(Why.OPERATOR, text, self.mixed)
         for product in self.products:
-            if product.is_sum:
-                text = "a product of activations is written as MUL and SUM"
+            if product.is_written_out:
+                text = "a product of activations is neither BATCH_MATMUL nor FULLY_CONNECTED"
                 return RefusedError(Why.PATTERN, text, product.operator)
         text = "one product of activations goes into another, as in linear attention, which is not split"
         return RefusedError(Why.PATTERN, text, self.second.operator)
@@ -97,10 +104,10 @@ class Pair(NamedTuple):
 
 def product_of(operator: Operator) -> Product | None:
     """The product of activations that an operator computes; for one written as MUL and SUM, the SUM."""
-    if operator.name in ("SUM", "MEAN"):
-        return _sum_of_products(operator)
+    if operator.name in _CONVOLUTIONS and not is_weight(operator.input(1)):
+        return Product(operator, (), several=True)
     if not multiplies_activations(operator):
-        return None
+        return _sum_of_products(operator)
     if not has_known_axes(operator):
         return Product(operator, (), several=True)
     shape = operator.outputs[0].shape
@@ -119,19 +126,42 @@ def _wide(shape: Shape, *groups: Iterable[int]) -> _Groups:
     return tuple(filter(None, (frozenset(group) - ones for group in groups)))
 
 
-def _sum_of_products(operator: Operator) -> Product | None:
-    """A SUM over the elements of two activations, of which one is repeated for the other's rows or columns.
+def _sum_of_products(summed: Operator) -> Product | None:
+    """A sum over the elements of two activations, of which one is repeated for the other's rows or columns.
 
-    `SUM([.., M, 1, C] * [.., 1, N, C]) -> [.., M, N]`. In between, numbers may be scaled and rearranged.
+    `SUM([.., M, 1, C] * [.., 1, N, C]) -> [.., M, N]`. In between, numbers may be scaled and rearranged. Where both
+    rows and columns are repeated, more may happen to them, and any operator may sum.
     """
-    factors, passed = _factors_of(operator)
-    if factors is None or not all(map(has_known_axes, (operator, factors, *passed))):
+    is_plain = summed.name in ("SUM", "MEAN")
+    if summed.name not in _SUMMING_OPERATORS:
         return None
-    rank = len(factors.outputs[0].shape)
-    left = _repeated_shape(factors.input(0), rank)
-    right = _repeated_shape(factors.input(1), rank)
-    places = [_axes_in_sum(operator, factors, passed, axis) for axis in range(rank)]
+    passed: list[Operator] = []
+    factors = summed.input(0).producer
+    while factors is not None and len(passed) < (MOST_MOVES if is_plain else _MOST_BETWEEN):
+        activations = _activations(factors)
+        if len(activations) > 1 and factors.name in _COMBINING:
+            product = _product_summed(summed, factors, activations[:2], passed)
+            is_multiplied = is_plain and factors.name in _MULTIPLYING
+            if product is not None and (is_multiplied or len(product.matrix) > 1):
+                return product
+        if not activations or factors.name not in _PASSED:
+            return None
+        is_plain = is_plain and factors.name in _KEEPING and len(activations) == 1
+        passed.insert(0, factors)
+        factors = max(activations, key=lambda tensor: tensor.elements).producer
+    return None
+
+
+def _product_summed(
+    summed: Operator, factors: Operator, operands: Iterable[Tensor], passed: Sequence[Operator]
+) -> Product | None:
+    """The product that a sum makes of what `factors` combines, if it is one; `passed` are the operators in between."""
+    if not all(map(has_known_axes, (summed, factors, *passed))):
+        return None
     sizes = factors.outputs[0].shape
+    rank = len(sizes)
+    left, right = (_repeated_shape(tensor, rank) for tensor in operands)
+    places = [_axes_in_sum(summed, factors, passed, axis) for axis in range(rank)]
     contracted = [axis for axis in range(rank) if sizes[axis] > 1 and not places[axis]]
     kept = [axis for axis in range(rank) if axis not in contracted]
     rows = [axis for axis in kept if right[axis] == 1]
@@ -143,22 +173,7 @@ def _sum_of_products(operator: Operator) -> Product | None:
     lead = [1 if axis in rows + columns else left[axis] for axis in kept]
     may_be_heads = len(groups) > 1 or len(groups[0]) > 1
     matrix = tuple(on_axes(places, axes) for axes in groups)
-    return Product(operator, matrix, may_be_heads or math.prod(lead) > 1)
-
-
-def _factors_of(summed: Operator) -> tuple[Operator | None, list[Operator]]:
-    """The operator that multiplies, or compares, two activations for a SUM, and those between the two, from it on."""
-    passed: list[Operator] = []
-    operator = summed.input(0).producer
-    while operator is not None and len(passed) < MOST_MOVES:
-        activations = _activations(operator)
-        if operator.name in _MULTIPLYING and len(activations) > 1:
-            return operator, passed
-        if operator.name not in _KEEPING or len(activations) != 1:
-            break
-        passed.insert(0, operator)
-        operator = activations[0].producer
-    return None, []
+    return Product(summed, matrix, may_be_heads or math.prod(lead) > 1)
 
 
 def _activations(operator: Operator) -> list[Tensor]:
