@@ -171,7 +171,7 @@ def test_a_ratio_of_no_tokens_is_a_sentence() -> None:
         ratio_of([], [])
 
 
-@pytest.mark.parametrize(("spread", "prompts"), [(0.0, 4), (0.4, 20), (40.0, 40)])
+@pytest.mark.parametrize(("spread", "prompts"), [(0.0, 4), (0.4, 20), (40.0, 41)])
 def test_text_is_scored_until_the_ratio_is_exact_enough(
     place: Place, spread: float, prompts: int
 ) -> None:
@@ -193,6 +193,12 @@ def test_long_prompts_are_joined_where_there_are_none_and_take_turns_with_short_
     assert in_turn(long, place.good) == [cut(long[0])]
     texts = ["x" * length for length in (62, 22, 102, 82, 42)]
     assert [len(before) for before, _ in in_turn(texts, place.good)] == [51, 11, 41, 21, 31]
+
+
+def test_a_text_that_fits_is_cut_out_of_those_that_do_not(place: Place) -> None:
+    """A prompt that does not fit calibrates as a part of a joined one, so it must not end a build here."""
+    texts = ["one two three four five " * 100] * 3
+    assert cut(texts[0][:36]) in in_turn(texts, place.good)
 
 
 @pytest.mark.parametrize(

@@ -109,10 +109,11 @@ def cut(text: str) -> Halves | None:
 def in_turn(texts: Sequence[str], *bundles: Path) -> list[Halves]:
     """Cut texts, and order them as longest, shortest, next longest, and so on: the first few have varied lengths.
 
-    If none fills about half of the bundles' longest cache, a text joined from them comes first.
+    If none fills about half of the bundles' longest cache, or if those that do hardly fit, a text joined from them
+    comes first.
     """
     wanted = int(_LONG * max(look_at(path).cache for path in bundles))
-    longest = max(map(len, texts))
+    longest = max((len(text) for text in texts if len(text) <= 2 * wanted), default=0)
     joined = _JOINT.join(texts)[:wanted]
     if longest < min(wanted, len(joined)):
         texts = [*texts, joined]
