@@ -191,6 +191,13 @@ def test_helpers_are_called_before_and_what_updates_the_caches_behind() -> None:
     )
 
 
+def test_the_last_prefill_of_a_prompt_has_room_for_all_of_its_rows() -> None:
+    prefill = SignatureInfo("prefill_6", (tokens(6), CACHE), (CACHE,))
+    assert planned(prefill, DECODE, count=1, prompt=(tuple(range(13)),)).rows == 6
+    with pytest.raises(UsageError, match="18 tokens do not fit into its cache of 16"):
+        planned(prefill, DECODE, count=1, prompt=(tuple(range(14)),))
+
+
 OPEN = replace(tokens(1), declared=(1, -1))
 LOOSE = SignatureInfo("decode", (OPEN, CACHE), (CACHE, LOGITS))
 ODD = SignatureInfo("decode", (tokens(1), tensor("per_layer", 1, 3), CACHE), (CACHE, LOGITS))

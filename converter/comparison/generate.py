@@ -3,6 +3,7 @@
 One model is loaded at a time, with its embedder and auxiliary model if the export has separate ones.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -131,7 +132,9 @@ def plan_loop(
         raise UsageError(f"{name}, signature '{decode.name}': {shape}")
     rows = new_tokens(prefill)
     cache = cache_length(decode) or _MOST_TOKENS
-    stored = count + (1 if prompt is None else len(prompt[0]) - 1)
+    read = 1 if prompt is None else len(prompt[0]) - 1
+    # A prefill writes all of its rows. If those of the last one did not fit, they would replace earlier ones.
+    stored = max(count + read, math.ceil(read / rows) * rows)
     if stored > cache:
         remedy = "generate fewer, or give a shorter prompt"
         raise UsageError(f"{name}: {stored} tokens do not fit into its cache of {cache}: {remedy}")
