@@ -127,11 +127,14 @@ def test_the_libraries_are_found_by_environment_and_without_them_the_error_says_
             assert find_libraries() == sdk / "lib" / "x86_64-linux-clang"
 
 
+BEGUN = "import sys; open([one[4:] for one in sys.argv if one[:4] == '--o='][0], 'w').close()"
+
+
 @pytest.mark.parametrize(
     ("program", "code", "words"),
     [
-        ("import sys; sys.exit('ERROR: Unexpected SoC model: SM8751')", 2, "'SM8751', did you mean 'SM8750'?"),
-        ("import os; os.abort()", 3, "ended with code -6: killed by SIGABRT"),
+        (f"{BEGUN}; sys.exit('ERROR: Unexpected SoC model: SM8751')", 2, "'SM8751', did you mean 'SM8750'?"),
+        (f"{BEGUN}; import os; os.abort()", 3, "ended with code -6: killed by SIGABRT"),
         ("print(' 0.0ms [ ERROR ]   <E> no room'); raise SystemExit(6)", 3, "compiler ended with code 6: no room"),
         ("pass", 3, "reports nothing for the graph"),
     ],

@@ -284,7 +284,10 @@ class Backend(ABC):
             *compiler.flags,
         ]
         searched = {"LD_LIBRARY_PATH": search_path(*folders, scratch=scratch)}
-        return processes.run(command, {**os.environ, **searched, **(variables or {})})
+        done = processes.run(command, {**os.environ, **searched, **(variables or {})})
+        if done.returncode:
+            (scratch / _COMPILED).unlink(missing_ok=True)  # empty, or a part of it
+        return done
 
     def check_ended(self, code: int, output: str, errors: str) -> None:
         """Raise CompilerFailedError, with the reason in the tool's logs, if it failed.
