@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 from pretend_stages import write
 
-from edge_opt.building.mending import mend_export
+from edge_opt.building.mending import mend_export, multiply_constants
+from edge_opt.ir import to_bytes
 from edge_opt.ir.opening import Opened
+from edge_opt.ir.parse import parse
 
 GRAPH = """
 signature decode = #0 (x=%x) -> (y=%y{more})
@@ -54,6 +56,39 @@ def test_a_bias_that_is_added_becomes_an_operand_of_its_product(
         assert product.output.shape == (1, 4, 3)
         assert product.option("keep_num_dims")
     assert [file.name for file in tmp_path.iterdir()] == ["float.litertlm"]
+
+
+SCALED = """
+signature prefill = #0 (x=%x) -> (y=%y)
+signature decode = #1 (x=%x) -> (y=%y)
+subgraph prefill (%x: float32[4,2]) {
+  %w: float32[3,2] = MUL(float32[3,2]{1, 2, 3, 4, 5, 6}, float32{0.5})
+  %y: float32[4,3] = FULLY_CONNECTED(%x, %w, none)
+  return %y
+}
+subgraph decode (%x: float32[1,2]) {
+  %w: float32[3,2] = MUL(float32[3,2]{1, 2, 3, 4, 5, 6}, float32{0.5})
+  %p: float32[1,3] = FULLY_CONNECTED(%x, %w, none)
+  %y: float32[1,3] = MUL(%p, float32{2})
+  return %y
+}
+"""
+
+
+def test_weights_are_stored_times_their_factor_and_stay_shared() -> None:
+    model = parse(SCALED)
+    prefill, decode = (next(iter(graph)) for graph in model.subgraphs)
+    constants = [one.buffer for one in prefill.given]
+    for other, buffer in zip(decode.given, constants, strict=True):
+        other.buffer = buffer
+    multiply_constants(model)
+    names = [[operator.name for operator in graph] for graph in model.subgraphs]
+    assert names == [["FULLY_CONNECTED"], ["FULLY_CONNECTED", "MUL"]]
+    weights = [next(iter(graph)).input(1) for graph in model.subgraphs]
+    assert weights[0].array().tolist() == [[0.5, 1], [1.5, 2], [2.5, 3]]
+    assert weights[0].buffer is weights[1].buffer
+    assert not any(buffer in model.buffers for buffer in constants)
+    assert to_bytes(model)
 
 
 NORM = """

@@ -10,11 +10,12 @@ import numpy as np
 
 from edge_opt.base.errors import EdgeOptError
 from edge_opt.building.stages import INSTALL
-from edge_opt.ir import Model, Operator, Subgraph
+from edge_opt.ir import Buffer, DType, Model, Operator, Subgraph, Tensor
+from edge_opt.ir.cleanup import parts_in_use, remove_unused
 from edge_opt.ir.composites import body_of, composite_name
 from edge_opt.ir.opening import Opened
 from edge_opt.ir.walk import only_reader
-from edge_opt.schema import new_table
+from edge_opt.schema import Data, new_table
 from edge_opt.schema.litertlm import ASSUMED_WINDOW, read_bundle, section_of
 from edge_opt.soundness import power_of_two
 
@@ -27,6 +28,7 @@ def mend_export(path: Path) -> None:
     part = opened.main()
     join_biases(part.model)
     name_bodies(part.model)
+    multiply_constants(part.model)
     part.changed = True
     save_in_place(opened, path)
 
@@ -71,6 +73,38 @@ def name_bodies(model: Model) -> None:
             for tensor in inner.outputs:
                 if not tensor.name.startswith(f"{name}/"):
                     tensor.name = f"{name}/{tensor.name}"
+
+
+def multiply_constants(model: Model) -> None:
+    """Replace products of float constants by their values, which entry points share if they share the constants.
+
+    litert-torch's second converter moves a factor of results, such as Granite's residual multiplier, to the weights:
+
+        W [N,D], factor -> MUL -> FULLY_CONNECTED
+
+    and leaves it to each prefill and decode step to multiply all weights by it, which the quantizer then takes for
+    activations.
+    """
+    usage = parts_in_use(model)
+    values: dict[tuple[int, ...], Buffer] = {}
+    for graph in model.subgraphs:
+        for operator in graph.operators:
+            if operator.name != "MUL" or operator.option("fused_activation_function"):
+                continue
+            if graph.is_output(operator.output) or not all(map(_is_float, operator.given)):
+                continue
+            operands = tuple(id(tensor.buffer) for tensor in operator.given)
+            if operands not in values:
+                product = operator.input(0).array() * operator.input(1).array()
+                values[operands] = Buffer(Data(np.asarray(product, np.float32).tobytes()))
+            graph.remove(operator)
+            operator.output.buffer = values[operands]
+    remove_unused(model, usage)
+
+
+def _is_float(constant: Tensor) -> bool:
+    is_float = constant.is_constant and constant.dtype is DType.FLOAT32
+    return is_float and constant.has_numbers
 
 
 def _product_to_join(graph: Subgraph, addition: Operator) -> Operator | None:
