@@ -64,6 +64,17 @@ def test_a_ring_that_cannot_work_is_refused(sliding: int, asked: object, message
         planned(512, sliding, [128, 1024], 4096, asked)
 
 
+def test_a_window_of_all_layers_that_litert_torch_cannot_export_is_refused_with_a_way_out() -> None:
+    """As Mistral 7B v0.1 and Phi-3 have it; the export fails in transformers, long afterwards."""
+    config = {"sliding_window": 2047, "layer_types": None}
+    with pytest.raises(UsageError, match=r"no layer_types .*: set sliding_window to null"):
+        plan_caches(config, [128], 1280, None, whole=False)
+    with pytest.raises(UsageError, match="give cache=2047 or less, and set sliding_window"):
+        plan_caches(config, [128], 4096, None, whole=False)
+    without = {"sliding_window": None}
+    assert plan_caches(without, [128], 1280, None, whole=False)["window"] is None
+
+
 def test_the_window_is_that_of_sliding_layers_and_a_long_prefill_is_told_of() -> None:
     found = planned(512, 5, [512], 4096)
     assert (found["window"], len(found["notes"])) == (512, 1)

@@ -38,9 +38,20 @@ def plan_caches(
         whole: no rings, unless a length is chosen.
 
     Raises:
-        UsageError: the chosen length is invalid.
+        UsageError: the chosen length is invalid, or the checkpoint names no layers that slide, but a window.
     """
     kinds = config.get("layer_types") or ()
+    everywhere = None if kinds else config.get("sliding_window")
+    if everywhere:
+        remedy = "set sliding_window to null in config.json, it has no effect within the cache"
+        if everywhere < cache:
+            remedy = (
+                f"give cache={everywhere} or less, and set sliding_window to null in config.json"
+            )
+        raise UsageError(
+            f"litert-torch does not export checkpoints with a sliding window of {everywhere} positions in all layers "
+            f"and no layer_types in config.json: {remedy}"
+        )
     sliding = sum(kind == "sliding_attention" for kind in kinds)
     window = (config.get("sliding_window") or 0) if sliding else 0
     longest = max(prefill)
