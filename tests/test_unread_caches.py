@@ -115,9 +115,10 @@ def test_signatures_that_are_not_chosen_keep_their_types() -> None:
     assert types(model) == ["FLOAT32"] * 2
 
 
-def test_signatures_of_one_subgraph_are_both_told() -> None:
+@pytest.mark.parametrize("chosen", [None, "prefill_4"])
+def test_signatures_of_one_subgraph_are_both_told(chosen: str | None) -> None:
     second = LAST_LAYER.splitlines()[1].replace("prefill_4 = #0", "prefill_too = #0")
-    sites = sites_of(f"{second}\n{LAST_LAYER}")
+    sites = sites_of(f"{second}\n{LAST_LAYER}", signatures=chosen)
     assert [site.signature for site in sites] == [
         "prefill_too",
         "prefill_too",

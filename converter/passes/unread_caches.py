@@ -29,9 +29,13 @@ class UnreadCaches(Pass):
         return ()
 
     def fix_interface(self, model: Model, signatures: Collection[str]) -> Iterator[Verdict]:
-        """Change inputs of these signatures, and report each."""
-        chosen = [one for one in unread_caches(model) if one.signature in signatures]
-        # Signatures of one subgraph share a tensor.
+        """Change inputs of these signatures, and report each.
+
+        Signatures of one subgraph share a tensor, so those that were not chosen are reported with the chosen ones.
+        """
+        found = list(unread_caches(model))
+        changed = {one.cache for one in found if one.signature in signatures}
+        chosen = [one for one in found if one.cache in changed]
         types = {one.cache: one.cache.dtype for one in chosen}
         for index, one in enumerate(chosen):
             before = types[one.cache]
