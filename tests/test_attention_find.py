@@ -1167,6 +1167,21 @@ def test_a_wrong_recorded_shape_is_not_believed(
     assert match.reason.why == why
 
 
+def test_a_product_of_what_is_recorded_as_a_scalar_is_skipped() -> None:
+    model = parse("""
+    subgraph main (%a: float32[1,6,4,5], %k: float32[1,4,8,5], %v: float32[1,4,8,5]) {
+      %q: float32[] = TRANSPOSE(%a, int32{0, 2, 1, 3})
+      %l: float32[1,4,6,8] = BATCH_MATMUL(%q, %k) {adj_y: true}
+      %p: float32[1,4,6,8] = SOFTMAX(%l) {beta: 1.0}
+      %o: float32[1,4,6,5] = BATCH_MATMUL(%p, %v)
+      %r: float32[1,6,4,5] = TRANSPOSE(%o, int32{0, 2, 1, 3})
+      return %r
+    }""")
+    sites = convert(model, verify="none").sites
+    assert {site.status for site in sites} == {"skipped"}
+    assert not any(site.is_bug for site in sites)
+
+
 def test_a_block_behind_a_wrong_recorded_shape_is_skipped_which_no_region_would_show() -> None:
     """LiteRT makes `[1,4,6,5]` of the two factors; cut by the recorded `[1,2,12,5]`, the file would not run."""
     model = parse("""

@@ -108,7 +108,8 @@ def product_of(operator: Operator) -> Product | None:
         return Product(operator, (), several=True)
     if not multiplies_activations(operator):
         return _sum_of_products(operator)
-    if not has_known_axes(operator):
+    summed = operator.input(0).shape
+    if not summed or not has_known_axes(operator):  # a wrong shape may be that of a scalar
         return Product(operator, (), several=True)
     shape = operator.outputs[0].shape
     last = len(shape) - 1
@@ -116,7 +117,7 @@ def product_of(operator: Operator) -> Product | None:
     first_row = 0 if operator.name == "FULLY_CONNECTED" else max(last - 1, 0)
     matrix = _wide(shape, range(first_row, last), [last])
     several = math.prod(shape[:first_row]) > 1
-    is_outer = operator.input(0).shape[contracted_axis(operator, 0)] == 1
+    is_outer = summed[contracted_axis(operator, 0)] == 1
     return Product(operator, matrix, several, is_outer)
 
 
