@@ -95,7 +95,7 @@ def multiply_constants(model: Model) -> None:
                 continue
             operands = tuple(id(tensor.buffer) for tensor in operator.given)
             if operands not in values:
-                product = operator.input(0).array() * operator.input(1).array()
+                product = np.multiply(operator.input(0).array(), operator.input(1).array())
                 values[operands] = Buffer(Data(np.asarray(product, np.float32).tobytes()))
             graph.remove(operator)
             operator.output.buffer = values[operands]
