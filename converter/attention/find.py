@@ -184,20 +184,28 @@ def _block(search: HeadSearch) -> Block:
 
 def _check_products(search: HeadSearch, trace: Trace) -> None:
     """Raise RefusedError if a product of one head would still hold several, beside those that were found."""
-    for product in filter(
-        multiplies_activations, {**search.values, **dict.fromkeys(search.scores)}
-    ):
+    for product in dict.fromkeys([*search.values, *search.scores]):
+        if not multiplies_activations(product):
+            continue
         result = product.outputs[0]
         own = trace.products.get(product) or trace.logits.get(product) or fx.plain(result.shape)
         of = Labelled(result, own)
-        batch = () if product.name == "FULLY_CONNECTED" else range(len(own) - 2)
-        is_left = any(
-            fx.is_shared((own[axis],)) and holds_heads(result, axis, search.operands)
-            for axis in batch
-            if result.shape[axis] > 1
-        )
-        if is_left or (product in search.scores and has_heads_in_rows(of, search.operands)):
+        is_left = _has_heads_in_batch(of, search.operands)
+        if product in search.scores:
+            is_left = is_left or has_heads_in_rows(of, search.operands)
+        if is_left:
             raise of.refusal("a product of one head would still hold several")
+
+
+def _has_heads_in_batch(of: Labelled, operands: OperandFactors) -> bool:
+    """True if a batch axis of a product that has no label holds heads."""
+    if of.operator.name == "FULLY_CONNECTED":
+        return False
+    for axis, size in enumerate(of.tensor.shape[:-2]):
+        is_whole = size > 1 and fx.is_shared((of.factored[axis],))
+        if is_whole and holds_heads(of.tensor, axis, operands):
+            return True
+    return False
 
 
 def _kv_heads(search: HeadSearch, trace: Trace) -> int:

@@ -326,7 +326,8 @@ def has_heads_in_rows(of: Labelled, operands: OperandFactors) -> bool:
 
 def _rows_labelled(operand: Labelled, contracted: int) -> Labelled:
     """An operand of a product with labels on what its layout leaves of the rows."""
-    rows = len(operand.factored) - 1 if contracted != len(operand.factored) - 1 else contracted - 1
+    last = len(operand.factored) - 1
+    rows = last - 1 if contracted == last else last
     stride = 1
     axis: list[Factor] = []
     for factor in reversed(operand.factored[rows]):
