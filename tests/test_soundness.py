@@ -88,6 +88,7 @@ def test_values_in_steps_beyond_the_end_of_what_takes_them_are_cut_off(
 ])  # fmt: skip
 @pytest.mark.parametrize("masked", [
     "ADD(%joined, %mask)", "SELECT_V2(%seen, %joined, %mask)", "SELECT_V2(%seen, %biased, %mask)",
+    "MINIMUM(%joined, %mask)",
 ])  # fmt: skip
 def test_logits_that_an_int8_mask_makes_coarse_are_judged_by_what_their_operands_give(
     masked: str, step: str, effect: str

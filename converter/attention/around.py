@@ -19,7 +19,7 @@ from edge_opt.ir import Operator, Tensor
 from edge_opt.ir.operators import KINDS, UNARY, Effect, operators_that
 from edge_opt.ir.walk import producers, walked
 
-MASKING = frozenset({"ADD", "SUB", "SELECT", "SELECT_V2"})
+MASKING = frozenset({"ADD", "MINIMUM", "SELECT", "SELECT_V2", "SUB"})
 SOFTMAXES = frozenset({"SOFTMAX", "LOG_SOFTMAX"})
 CUTTING = operators_that(Effect.CUTTING)
 _FOLLOWED_UP = (
@@ -67,7 +67,7 @@ def products_above(starts: Iterable[Operator]) -> Above:
 
 
 def find_mask(softmax: Operator) -> Tensor | None:
-    """Find the mask: a tensor that is added to the scores or selects from them, and is made of no product."""
+    """Find the mask: a tensor that is added to the scores, limits or selects from them, and is made of no product."""
     for operator in walked(producers(softmax), followed_up, DEEPEST):
         if operator.name not in MASKING:
             continue
