@@ -42,7 +42,7 @@ _MOST_BYTES = 192 << 20  # of the tensors that are looked at together
 _VANISHED = "no tensor differs if it is made an output: the difference comes from how the runtime fuses operators"
 _NOTHING_SHARED = "the models have no tensor names in common between their inputs and this output"
 _KEEPS_STATE = (
-    "state is kept between calls, so an earlier call, also of another signature, may be the cause"
+    "results may depend on random numbers, or on an earlier call, also of another signature"
 )
 
 

@@ -176,7 +176,8 @@ class Session:
         stateful = [name for name, pair in self.pairs.items() if pair.signature.keeps_state]
         if stateful:
             often = f"{len(self.order) // len(self.pairs)} times each, in every order of two"
-            yield f"state is kept between calls, all in one session, {often}: {', '.join(stateful)}"
+            what = "results may depend on earlier calls or on random numbers"
+            yield f"{what}; run in one session, {often}: {', '.join(stateful)}"
 
     def of(self, name: str, outputs: Sequence[Arrays]) -> list[Arrays]:
         """The outputs of one signature's calls, from those of all calls."""
