@@ -95,8 +95,9 @@ def multiply_constants(model: Model) -> None:
                 continue
             operands = tuple(id(tensor.buffer) for tensor in operator.given)
             if operands not in values:
-                product = np.multiply(operator.input(0).array(), operator.input(1).array())
-                values[operands] = Buffer(Data(np.asarray(product, np.float32).tobytes()))
+                first = np.asarray(operator.input(0).array(), np.float32)
+                second = np.asarray(operator.input(1).array(), np.float32)
+                values[operands] = Buffer(Data((first * second).tobytes()))
             graph.remove(operator)
             operator.output.buffer = values[operands]
     remove_unused(model, usage)
