@@ -152,6 +152,16 @@ def given_weights(count: int) -> str:
     return f"subgraph main (%x0: {kind}, {given}) {{ {' '.join(lines)} return %x{count} }}"
 
 
+def given_products(count: int) -> str:
+    """Many products of several matrices, in no attention, read the end of one long chain."""
+    lines = ["%x0: float32[1,4,6,5] = ABS(%q)"]
+    lines += [f"%x{i + 1}: float32[1,4,6,5] = NEG(%x{i})" for i in range(count)]
+    lines += [
+        f"%l{i}: {_LOGITS} = BATCH_MATMUL(%x{count}, %k) {{adj_y: true}}" for i in range(count)
+    ]
+    return f"subgraph main ({_QKV}) {{ {' '.join(lines)} return {_listed('l', count)} }}"
+
+
 def composites_of_one(count: int) -> str:
     """Many composites of one long body."""
     call = '{name: "long", decomposition_subgraph_index: 1}'
@@ -201,6 +211,7 @@ SHAPES: dict[str, Callable[[int], str]] = {
         joined_products,
         products_of_products,
         given_weights,
+        given_products,
         composites_of_one,
         packed,
         heads,
