@@ -41,17 +41,8 @@ def plan_caches(
         UsageError: the chosen length is invalid, or the checkpoint names no layers that slide, but a window.
     """
     kinds = config.get("layer_types") or ()
-    everywhere = None if kinds else config.get("sliding_window")
-    if everywhere:
-        remedy = "set sliding_window to null in config.json, it has no effect within the cache"
-        if everywhere < cache:
-            remedy = (
-                f"give cache={everywhere} or less, and set sliding_window to null in config.json"
-            )
-        raise UsageError(
-            f"litert-torch does not export checkpoints with a sliding window of {everywhere} positions in all layers "
-            f"and no layer_types in config.json: {remedy}"
-        )
+    if not kinds:
+        _check_no_window(config.get("sliding_window"), cache)
     sliding = sum(kind == "sliding_attention" for kind in kinds)
     window = (config.get("sliding_window") or 0) if sliding else 0
     longest = max(prefill)
@@ -75,6 +66,19 @@ def plan_caches(
             f"{window} or less"
         )
     return {"window": window or None, "ring": ring, "notes": notes}
+
+
+def _check_no_window(window: int | None, cache: int) -> None:
+    """Raise UsageError if all layers slide: litert-torch exports no such checkpoint without `layer_types`."""
+    if not window:
+        return
+    remedy = "set sliding_window to null in config.json, it has no effect within the cache"
+    if window < cache:
+        remedy = f"give cache={window} or less, and set sliding_window to null in config.json"
+    raise UsageError(
+        f"litert-torch does not export checkpoints with a sliding window of {window} positions in all layers and no "
+        f"layer_types in config.json: {remedy}"
+    )
 
 
 def _check(chosen: int, least: int, window: int, longest: int, cache: int) -> None:
