@@ -95,6 +95,23 @@ def test_weights_are_stored_times_their_factor_and_stay_shared(tmp_path: Path) -
     assert mended == names
 
 
+def test_a_factor_that_two_products_read_in_two_shapes_gives_two_weights() -> None:
+    model = parse("""
+    subgraph decode (%x: float32[1,2]) {
+      %a: float32[2,2] = MUL(float32[2,2]{1, 1, 1, 1}, float32[2,1]{2, 3})
+      %b: float32[2,2] = MUL(float32[2,2]{1, 1, 1, 1}, float32[1,2]{2, 3})
+      %y: float32[1,2] = FULLY_CONNECTED(%x, %a, none)
+      %z: float32[1,2] = FULLY_CONNECTED(%x, %b, none)
+      return %y, %z
+    }""")
+    first, second, *_ = model.subgraphs[0]
+    for one, other in zip(first.given, second.given, strict=True):
+        other.buffer = one.buffer
+    multiply_constants(model)
+    weights = [product.input(1).array().tolist() for product in model.subgraphs[0]]
+    assert weights == [[[2, 2], [3, 3]], [[2, 3], [2, 3]]]
+
+
 NORM = """
 signature decode = #0 (x=%x) -> (y=%y)
 subgraph decode (%x: float32[1,4]) {

@@ -10,7 +10,7 @@ import numpy as np
 
 from edge_opt.base.errors import EdgeOptError
 from edge_opt.building.stages import INSTALL
-from edge_opt.ir import Buffer, DType, Model, Operator, Subgraph, Tensor
+from edge_opt.ir import Buffer, DType, Model, Operator, Shape, Subgraph, Tensor
 from edge_opt.ir.cleanup import parts_in_use, remove_unused
 from edge_opt.ir.composites import body_of, composite_name
 from edge_opt.ir.opening import Opened
@@ -86,14 +86,14 @@ def multiply_constants(model: Model) -> None:
     activations.
     """
     usage = parts_in_use(model)
-    values: dict[tuple[int, ...], Buffer] = {}
+    values: dict[tuple[tuple[int, Shape], ...], Buffer] = {}
     for graph in model.subgraphs:
         for operator in graph.operators:
             if operator.name != "MUL" or operator.option("fused_activation_function"):
                 continue
             if graph.is_output(operator.output) or not all(map(_is_float, operator.given)):
                 continue
-            operands = tuple(id(tensor.buffer) for tensor in operator.given)
+            operands = tuple((id(tensor.buffer), tensor.shape) for tensor in operator.given)
             if operands not in values:
                 first = np.asarray(operator.input(0).array(), np.float32)
                 second = np.asarray(operator.input(1).array(), np.float32)
