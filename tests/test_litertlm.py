@@ -77,7 +77,7 @@ def test_a_model_is_replaced_and_all_else_goes_over_byte_for_byte(file: Path) ->
     assert [one == other for one, other in zip(old, new, strict=True)] == [True, False, True]
     kinds = [[(s.data_type, s.items) for s in made.sections] for made in (before, after)]
     assert kinds[0] == kinds[1]
-    assert all(section.begin % BLOCK == 0 for section in after.sections)
+    assert all(section.place[0] % BLOCK == 0 for section in after.sections)
     assert compare(old[1], new[1]).bitwise
     assert len(result.converted) == 5
 

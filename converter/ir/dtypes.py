@@ -80,9 +80,6 @@ _WITHOUT_NUMPY = {DType.STRING, DType.RESOURCE, DType.VARIANT, *_PACKED_BITS}
 _NUMPY = {dtype: np.dtype(dtype.name.lower()) for dtype in DType if dtype not in _WITHOUT_NUMPY}
 
 
-_NO_PARAMETERS = b"", b"", 0, new_table("QuantizationParameters").key()
-
-
 class Quantization:
     """A tensor's QuantizationParameters table; never edited in place, so tensors may share one.
 
@@ -138,8 +135,6 @@ class Quantization:
 
         Parameters in another tensor, which is named by its place in the subgraph, are equal only to themselves.
         """
-        if not self.table.fields:  # as exporters write for every tensor of a float model
-            return _NO_PARAMETERS
         if self.is_blockwise:
             return self
         axis = self.dimension if self.is_per_axis else 0

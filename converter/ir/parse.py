@@ -29,9 +29,8 @@ from edge_opt.schema.reader import read_model
 from edge_opt.schema.table import NUMPY_TYPES, FieldSpec, Table, new_table, vector
 
 MOST_BYTES: Final = 1 << 30
-"""Constants of a text may take this many bytes, expanded."""
+"""Constants that a text does not list, `{seed N}` and `{splat N}`, may take this many bytes."""
 _PIECE: Final = 1 << 16
-_NO_SHAPE: Final = "expected a shape in front of the numbers"
 _STRING = r'"[^"\\\n]*(?:\\.[^"\\\n]*)*"'
 # An unclosed quote takes the rest of its line, so that no text is searched twice.
 _TOKEN = re.compile(
@@ -383,29 +382,33 @@ class _Reading:
         dtype = self._dtype()
         shape = self._shape()[0] if self._sees("[") else None
         usual = f"const_{len(self._graph.tensors)}"
+        end = "}"
         if self._takes("("):
             shape = ()
-            data = self._listed(dtype, shape)
-            self._next(")")
+            end = ")"
         else:
             self._next("{")
-            if self._takes("seed"):
-                seed = self._integer()
-                usual = f"seed_{seed}"
-                data = Data(random_numbers(seed, dtype, self._count(dtype, shape)).tobytes())
-            elif self._takes("splat"):
-                count = self._count(dtype, shape)
-                data = Data(_array(dtype, [self._number(dtype)]).tobytes() * count)
-            elif self._takes("..."):
-                title = f"{dtype}{list(shape or ())}"
-                remedy = 'print it with constants="full", or write {seed 1}'
-                raise ValueError(f"the numbers of constant {title} are not in the text: {remedy}")
-            else:
-                data = self._listed(dtype, shape)
-            self._next("}")
+        if self._takes("seed"):
+            seed = self._integer()
+            usual = f"seed_{seed}"
+            array = random_numbers(seed, dtype, self._count(dtype, shape))
+            self._next(end)
+        elif self._takes("splat"):
+            count = self._count(dtype, shape)
+            array = np.array([self._number(dtype)], _stored(dtype)).repeat(count)
+            self._next(end)
+        elif self._takes("..."):
+            title = f"{dtype}{list(shape or ())}"
+            remedy = 'print it with constants="full", or write {seed 1}'
+            raise ValueError(f"the numbers of constant {title} are not in the text: {remedy}")
+        else:
+            numbers = self._until(end, lambda: self._number(dtype))
+            array = np.array(numbers, _stored(dtype))
         if shape is None:  # a vector; `_count` refuses the other forms without a shape
-            shape = (data.length // _stored(dtype).itemsize,)
-        buffer = Buffer(data)
+            shape = array.shape
+        if array.size != math.prod(shape):
+            raise ValueError(f"{array.size} numbers for {math.prod(shape)} elements")
+        buffer = Buffer(Data(array.tobytes()))
         made = Tensor(name or usual, shape, dtype, quantization=self._parameters(), buffer=buffer)
         self._model.buffers.append(buffer)
         return self._graph.add_tensor(made)
@@ -413,28 +416,12 @@ class _Reading:
     def _count(self, dtype: DType, shape: tuple[int, ...] | None) -> int:
         """The number of elements of a constant that the text does not list."""
         if shape is None or any(size < 0 for size in shape):
-            raise ValueError(_NO_SHAPE)
+            raise ValueError("expected a shape in front of the numbers")
         count = math.prod(shape)
-        self._spend(count * _stored(dtype).itemsize)
-        return count
-
-    def _spend(self, size: int) -> None:
-        self._bytes += size
+        self._bytes += count * _stored(dtype).itemsize
         if self._bytes > MOST_BYTES:
             raise ValueError(f"constants take {self._bytes} bytes, at most {MOST_BYTES} are read")
-
-    def _listed(self, dtype: DType, shape: tuple[int, ...] | None) -> Data:
-        """Numbers up to the closing bracket, which is not taken."""
-        values: list[Any] = []
-        while not self._sees(")", "}"):
-            values.append(self._number(dtype))
-            self._takes(",")
-        array = _array(dtype, values)
-        expected = array.size if shape is None else math.prod(shape)
-        if array.size != expected:
-            raise ValueError(f"{array.size} numbers for {expected} elements")
-        self._spend(array.nbytes)
-        return Data(array.tobytes())
+        return count
 
 
 def _known(tensors: Named, name: str) -> Tensor:
@@ -449,10 +436,6 @@ def _stored(dtype: DType) -> np.dtype[Any]:
     if stored is None or dtype.is_complex:
         raise ValueError(f"numbers of {dtype} cannot be written")
     return stored
-
-
-def _array(dtype: DType, values: list[Any]) -> NDArray[np.generic]:
-    return np.array(values, _stored(dtype))
 
 
 def _option_value(field: FieldSpec, value: Any) -> Any:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from functools import partial
 from types import EllipsisType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from edge_opt.ir.dtypes import DType
 from edge_opt.shapes.dimension import (
@@ -50,7 +50,7 @@ def _target_of(call: Call) -> list[int | None]:
     tensor = call.op.inputs[1] if call.has(1) else None
     if tensor is not None and tensor.dtype == DType.INT32 and len(call.shape(1)) == 1:
         return call.elements(1)
-    listed = call.option("new_shape")
+    listed: Any = call.op.option("new_shape")
     if listed is None or [*listed] == [0]:
         return []
     return [*map(int, listed)]
@@ -87,7 +87,7 @@ def squeeze(call: Call) -> Results:
     Source: squeeze.cc, Prepare
     """
     shape = call.shape(0, most=_MAX_RANK)
-    listed = call.option("squeeze_dims")
+    listed: Any = call.op.option("squeeze_dims")
     dropped = set[int]()
     for axis in () if listed is None else listed:
         dropped.add(call.axis(int(axis), len(shape)))
