@@ -164,8 +164,8 @@ class Table:
         listed = field.kind == "scalars" and isinstance(value, list | tuple)
         values = {name: vector(field.element, value) if listed else value}
         if field.kind == "union":
-            members = [None, *UNIONS[field.element].values()]
-            values[f"{name}_type"] = members.index(value and value.name) or None
+            codes = {member: code for code, member in UNIONS[field.element].items()}
+            values[f"{name}_type"] = None if value is None else codes[value.name]
         for key, one in values.items():
             if one is None:
                 self.fields.pop(key, None)

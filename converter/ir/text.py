@@ -141,7 +141,7 @@ def subgraph_text(subgraph: Subgraph) -> str:
 
 def operator_text(
     operator: Operator,
-    name: Callable[[Tensor], str] = lambda one: f"%{one.name}",
+    name: Callable[[Tensor], str],
     named: Container[Tensor] = (),
 ) -> str:
     """One operator as a line of the text form.
@@ -178,16 +178,6 @@ def _quantization(tensor: Tensor) -> str:
     return f" {tensor.quantization}" if tensor.is_quantized else ""
 
 
-def literal(values: Any) -> str:
-    """A constant of these numbers, all of them, in the text form."""
-    array = np.asarray(values)
-    return f"{array.dtype}[{','.join(map(str, array.shape))}]{_braced(array)}"
-
-
-def _braced(array: NDArray[np.generic]) -> str:
-    return f"{{{', '.join(map(number_text, array.ravel()))}}}"
-
-
 def _constant(tensor: Tensor) -> str:
     return f"{tensor.dtype}{_numbers(tensor)}{_quantization(tensor)}"
 
@@ -203,7 +193,8 @@ def _numbers(tensor: Tensor) -> str:
     if not tensor.shape:
         return f"({number_text(values[()])})"
     if values.size <= _MOST_PRINTED:
-        return f"{shape if len(tensor.shape) > 1 else ''}{_braced(values)}"
+        numbers = ", ".join(map(number_text, values.ravel()))
+        return f"{shape if len(tensor.shape) > 1 else ''}{{{numbers}}}"
     if values.tobytes() == values.ravel()[:1].tobytes() * values.size:
         return f"{shape}{{splat {number_text(values.ravel()[0])}}}"
     if seeded is not None and _is_of_seed(int(seeded[1]), tensor.dtype, values):
@@ -213,9 +204,8 @@ def _numbers(tensor: Tensor) -> str:
 
 def _is_of_seed(seed: int, dtype: DType, values: NDArray[np.generic]) -> bool:
     """Whether these are the numbers of a seed, which the name of a constant promises."""
-    if values.nbytes > MOST_BYTES:
-        return False
-    return random_numbers(seed, dtype, values.size).tobytes() == values.tobytes()
+    is_read = values.nbytes <= MOST_BYTES
+    return is_read and random_numbers(seed, dtype, values.size).tobytes() == values.tobytes()
 
 
 def _options(operator: Operator) -> str:
