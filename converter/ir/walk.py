@@ -177,11 +177,11 @@ def with_called(operators: Sequence[Operator], subgraphs: Sequence[Subgraph]) ->
 def called_by(operators: Iterable[Operator], subgraphs: Sequence[Subgraph]) -> list[Subgraph]:
     """Subgraphs that operators call, directly or indirectly."""
 
-    def calls(operators: Iterable[Operator]) -> Iterator[int]:
-        return (index for operator in operators for index in subgraph_indices(operator.options))
+    def called(operators: Iterable[Operator]) -> list[Subgraph]:
+        indices = chain.from_iterable(subgraph_indices(one.options) for one in operators)
+        return [subgraphs[index] for index in indices]
 
-    reached = walked(calls(operators), lambda index: calls(subgraphs[index].operators))
-    return [subgraphs[index] for index in reached]
+    return list(walked(called(operators), called))
 
 
 def places(
