@@ -174,13 +174,14 @@ class Table:
 
     def key(self, without: Collection[str] = ()) -> Hashable:
         """Equal for tables of one type with equal contents, in all fields but those `without`; a default is absent."""
-        defaults = self.spec.default_keys
-        fields = [
-            (name, key_of(value))
-            for name, value in sorted(self.fields.items())
-            if name not in without
-        ]
-        return (self.name, *(field for field in fields if field[1] != defaults[field[0]]))
+        parts: list[Hashable] = [self.name]
+        for name, value in sorted(self.fields.items()):
+            if name in without:
+                continue
+            key = key_of(value)
+            if key != self.spec.default_keys[name]:
+                parts.append((name, key))
+        return tuple(parts)
 
     def copy(self) -> "Table":
         """A table with the same values; the values themselves are shared, not copied."""

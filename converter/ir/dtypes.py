@@ -53,11 +53,6 @@ class DType(int, Enum):
         return self in _FLOATS
 
     @property
-    def is_complex(self) -> bool:
-        """True for pairs of floats, which the text form does not print."""
-        return self in {DType.COMPLEX64, DType.COMPLEX128}
-
-    @property
     def numpy(self) -> np.dtype[Any] | None:
         """The numpy type with the same bytes; None if there is none (strings, packed types, bfloat16, 8-bit floats)."""
         return _NUMPY.get(self)

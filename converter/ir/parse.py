@@ -433,7 +433,7 @@ def _known(tensors: Named, name: str) -> Tensor:
 def _stored(dtype: DType) -> np.dtype[Any]:
     """The numpy type of numbers in a text; ValueError if there is none."""
     stored = dtype.numpy
-    if stored is None or dtype.is_complex:
+    if stored is None or stored.kind == "c":
         raise ValueError(f"numbers of {dtype} cannot be written")
     return stored
 

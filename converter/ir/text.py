@@ -187,9 +187,11 @@ def _numbers(tensor: Tensor) -> str:
     shape = f"[{','.join(map(str, tensor.shape))}]"
     seeded = _SEEDED.match(tensor.name)
     is_looked_at = tensor.elements <= _MOST_LOOKED_AT or seeded is not None
-    if not is_looked_at or not tensor.has_numbers or tensor.dtype.is_complex:
+    if not is_looked_at or not tensor.has_numbers:
         return f"{shape}{{...}}"
     values = tensor.array()
+    if values.dtype.kind == "c":
+        return f"{shape}{{...}}"
     if not tensor.shape:
         return f"({number_text(values[()])})"
     if values.size <= _MOST_PRINTED:
