@@ -141,7 +141,7 @@ def subgraph_text(subgraph: Subgraph) -> str:
 
 def operator_text(
     operator: Operator,
-    name: Callable[[Tensor], str],
+    name: Callable[[Tensor], str] = lambda one: f"%{one.name}",
     named: Container[Tensor] = (),
 ) -> str:
     """One operator as a line of the text form.
