@@ -232,6 +232,8 @@ class _Reading:
             inputs = {name: _known(tensors, value) for name, value in one.inputs.items()}
             outputs = {name: _known(tensors, value) for name, value in one.outputs.items()}
             self._model.signatures.append(Signature(one.key, graph, inputs, outputs))
+        codes = dict.fromkeys(operator.code for operator in self._model.operators())
+        self._model.operator_codes = list(codes)
         check_model(self._model.subgraphs, self._model.signatures)
         return self._model
 

@@ -270,11 +270,11 @@ class _Walk:
         return misfit(shape, recorded_shape(tensor))
 
     def enter(self, index: int, inputs: Sequence[Fact]) -> Sequence[Fact] | None:
-        """Walk a subgraph with its inputs' shapes: once for equal shapes, and at most `_MOST_ENTRIES` times."""
+        """Walk a subgraph with a caller's inputs: once for equal inputs, and at most `_MOST_ENTRIES` times."""
         graph = self._model.subgraphs[index]
         if len(inputs) != len(graph.inputs):
             raise ShapeError(f"it passes {len(inputs)} inputs to subgraph '{graph.name}'")
-        key = (index, *(fact.shape for fact in inputs))
+        key = (index, *(fact.key for fact in inputs))
         if key in self._entered:
             return self._entered[key]
         if self._entries[index] == _MOST_ENTRIES:
@@ -283,7 +283,8 @@ class _Walk:
         self._entered[key] = None  # if it calls itself
         facts: dict[Tensor, Fact] = {}
         for tensor, fact in zip(graph.inputs, inputs, strict=True):
-            facts[tensor] = Fact(recorded_shape(tensor) if fact.shape is None else fact.shape)
+            shape = recorded_shape(tensor) if fact.shape is None else fact.shape
+            facts[tensor] = Fact(shape, fact.value)
         outputs = self.walk(graph, facts, is_called=True)
         self._entered[key] = outputs
         return outputs

@@ -36,6 +36,12 @@ class Fact(NamedTuple):
         """True if a size is known only at run time."""
         return self.shape is not None and OPEN in self.shape
 
+    @property
+    def key(self) -> object:
+        """A value that is equal for equal facts, for use in a dictionary."""
+        value = self.value
+        return self.shape if value is None else (self.shape, value.dtype.str, value.tobytes())
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
