@@ -83,6 +83,9 @@ ALONG_AXES: list[Row] = [
         ((2, 3, 4), [1, 1, -2], True), ((2, 3, 4), [], True), ((), [], True), ((2, 0), [0], True), ((2, 3), [2], False),
     ]],
     *[("CUMSUM", [T(s), const(0)], {}, F, True) for s in WITH_ROWS],
+    *[("ONE_HOT", [T(s, INT), const(n), const(1.0, F), const(0.0, F)], {"axis": axis}, F, ok) for s, n, axis, ok in [
+        ((2, 3), 4, -1, True), ((2, 3), 4, 1, True), ((), 4, -1, True), ((2, 3), 4, 3, False), ((2, 3), -1, 0, False),
+    ]],
     *[("UNSORTED_SEGMENT_PROD", [T(s), const(ids), const(5)], {}, F, ok) for s, ids, ok in [
         ((3, 2), [0, 1, 0], True), ((2, 2, 4), [[0, 1], [1, 0]], True), ((3, 2), [0, 1], False),
     ]],

@@ -136,6 +136,17 @@ def range_(call: Call) -> Results:
     return [(math.ceil(count),)]
 
 
+@rule("ONE_HOT")
+def one_hot(call: Call) -> Results:
+    """A new axis with the size in input 1 is inserted at `axis` (-1: at the end).
+
+    Source: one_hot.cc, ResizeOutputTensor
+    """
+    shape = call.shape(0)
+    axis = call.own_axis(len(shape) + 1)
+    return [(*shape[:axis], *call.sizes(1), *shape[axis:])]
+
+
 @rule("BATCH_MATMUL")
 def batch_matmul(call: Call) -> Results:
     """The matrix product of two operands of rank 2 to 5; `adj_x` and `adj_y` swap the last two axes of each.
