@@ -35,18 +35,6 @@ class Source:
     It may also be a section of a file that begins at byte `base`; offsets count from there.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_finalizer",
-        "_near",
-        "_stat",
-        "base",
-        "content",
-        "fd",
-        "path",
-        "size",
-    )
-
     def __init__(
         self,
         content: bytes | None,

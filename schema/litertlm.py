@@ -40,17 +40,11 @@ _TYPES: Final = ENUMS["AnySectionDataType"]
 
 
 class Section(NamedTuple):
-    """One section of a bundle: bytes `begin` to `end`, and those of its items that are texts."""
+    """One section of a bundle: the range of its bytes, and those of its items that are texts."""
 
-    begin: int
-    end: int
+    place: tuple[int, int]
     data_type: int
     items: dict[str, str]
-
-    @property
-    def place(self) -> tuple[int, int]:
-        """The range of the section's bytes."""
-        return self.begin, self.end
 
     @property
     def is_model(self) -> bool:
@@ -152,8 +146,7 @@ class Bundle:
                 pieces.append(Piece(at, kept if content is None else Data(content)))
             places[index] = at, pieces[-1].end
         pieces[0] = Piece(0, Data(self._header if places == old else self._moved(places)))
-        end = max(section.end for section in self.sections)
-        trailing = Data(self.source, end)
+        trailing = Data(self.source, max(stop for _, stop in old))
         # Zeros up to a boundary are padding.
         if trailing.length >= ALIGNMENT or trailing.view().any():
             pieces.append(Piece(max(pieces[-1].end, trailing.offset), trailing))
@@ -202,7 +195,7 @@ def _sections(source: Source, tables: list[Table], first: int) -> list[Section]:
                 items[item.get("key") or ""] = value.get("value") or ""
         begin = table.get("begin_offset")
         end = table.get("end_offset")
-        sections.append(Section(begin, end, table.get("data_type"), items))
+        sections.append(Section((begin, end), table.get("data_type"), items))
         if not first <= begin <= end <= source.size:
             raise source.refusal(
                 f"section {index} lies at bytes {begin} to {end}, of {source.size}: the file is damaged, copy it again"

@@ -18,7 +18,6 @@ from edge_opt.base.errors import ModelFormatError, UsageError
 from edge_opt.base.mistaken import ENOUGH, recognized
 from edge_opt.schema.data import Bytes, Data, Source
 from edge_opt.schema.table import (
-    DEPRECATED,
     IDENTIFIER,
     MAX_FLATBUFFER_SIZE,
     NUMPY_TYPES,
@@ -66,7 +65,6 @@ def read_model(model: str | os.PathLike[str] | bytes | Source) -> Table:
         # Bytes after everything that tables refer to, unless they are padding.
         rest = Data(source, reader.named_end)
         root.trailing = rest if rest.length >= _PADDING or rest.view().any() else None
-        root.deprecated = [*reader.deprecated]
         source.check_unchanged()
     except BaseException:
         source.close()
@@ -79,12 +77,11 @@ _Layout = tuple[int, list[str], Callable[[bytes], tuple[Any, ...]], list[tuple[F
 
 
 class Reader:
-    """Reads one source once. `named_end`: end of the bytes that tables refer to; `deprecated`: such fields, by name."""
+    """Reads one source once. `named_end`: end of the bytes that tables refer to."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
         self.named_end = 0
-        self.deprecated: dict[str, None] = {}
         self._end = min(source.size, MAX_FLATBUFFER_SIZE)
         self._bytes_left = source.size
         allowed = os.environ.get(MAX_OBJECTS_VARIABLE, str(MAX_OBJECTS))
@@ -177,8 +174,6 @@ class Reader:
             known = spec.by_slot.get(slot)
             if known is None:
                 refuse_newer(spec.name, f"slot {slot}", "an unknown field is present", where)
-            if known.name in DEPRECATED.get(spec.name, ()):
-                self.deprecated[f"{spec.name}.{known.name}"] = None
             if at < 4 or at + known.size > size:
                 self._fail(known, f"lies at {at}, outside its table of {size} bytes", where)
             found.append((at, known))

@@ -5,7 +5,7 @@ The data is `tables.json`, written by `testdata/make_tables.py`. Nothing here kn
 
 import json
 import struct
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -52,10 +52,6 @@ UNIONS: Final[dict[str, dict[int, str]]] = {
 """Union -> discriminator -> table."""
 
 
-DEPRECATED: Final[dict[str, list[str]]] = _CONTENT["deprecated"]
-"""Table -> its fields that no runtime reads any more; like all others, they are kept."""
-
-
 class FieldSpec(NamedTuple):
     """One field; `kind` is scalar(s), string, table(s) or union, `element` the type without brackets.
 
@@ -95,17 +91,6 @@ def _kind(element: str) -> str:
 class TableSpec:
     """One table: its name, its fields in slot order, and the value of each field when it is absent."""
 
-    __slots__ = (
-        "by_name",
-        "by_slot",
-        "default_keys",
-        "defaults",
-        "fields",
-        "largest_first",
-        "name",
-        "slots",
-    )
-
     def __init__(self, name: str, slots: int, rows: Sequence[Row]) -> None:
         """`rows`: field, slot, type as in schema.fbs, and default."""
         self.name = name
@@ -137,13 +122,6 @@ NUMPY_TYPES: dict[str, np.dtype[Any]] = {
 }
 
 
-def _codes_of(members: Mapping[int, str]) -> dict[str, int]:
-    return {table: code for code, table in members.items()}
-
-
-_MEMBER_CODES = {union: _codes_of(members) for union, members in UNIONS.items()}
-
-
 class Table:
     """One table; `fields` holds only the present fields, so "present with the default" differs from "absent".
 
@@ -152,16 +130,15 @@ class Table:
     a buffer, and custom options stored after the flatbuffer, are `Data`. Vectors and tables may be shared.
 
     `trailing`, of a file's root: bytes after everything that the tables refer to, e.g. the zip archive of TFLite
-    Metadata; None without any. `deprecated`, of a file's root: names of the deprecated fields in the file.
+    Metadata; None without any.
     """
 
-    __slots__ = ("deprecated", "fields", "spec", "trailing")
+    __slots__ = ("fields", "spec", "trailing")
 
     def __init__(self, spec: TableSpec, fields: dict[str, Any]) -> None:
         self.spec = spec
         self.fields = fields
         self.trailing: Data | None = None
-        self.deprecated: Sequence[str] = ()
 
     @property
     def name(self) -> str:
@@ -187,9 +164,8 @@ class Table:
         listed = field.kind == "scalars" and isinstance(value, list | tuple)
         values = {name: vector(field.element, value) if listed else value}
         if field.kind == "union":
-            values[f"{name}_type"] = (
-                None if value is None else _MEMBER_CODES[field.element][value.spec.name]
-            )
+            codes = {member: code for code, member in UNIONS[field.element].items()}
+            values[f"{name}_type"] = None if value is None else codes[value.name]
         for key, one in values.items():
             if one is None:
                 self.fields.pop(key, None)
@@ -198,13 +174,14 @@ class Table:
 
     def key(self, without: Collection[str] = ()) -> Hashable:
         """Equal for tables of one type with equal contents, in all fields but those `without`; a default is absent."""
-        defaults = self.spec.default_keys
-        fields = [
-            (name, key_of(value))
-            for name, value in sorted(self.fields.items())
-            if name not in without
-        ]
-        return (self.name, *(field for field in fields if field[1] != defaults[field[0]]))
+        parts: list[Hashable] = [self.name]
+        for name, value in sorted(self.fields.items()):
+            if name in without:
+                continue
+            key = key_of(value)
+            if key != self.spec.default_keys[name]:
+                parts.append((name, key))
+        return tuple(parts)
 
     def copy(self) -> "Table":
         """A table with the same values; the values themselves are shared, not copied."""

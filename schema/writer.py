@@ -263,17 +263,19 @@ def _pieces(root: Table, *, inside: bool) -> list[Piece]:
             return []
     for at, data, external in builder.holes:
         position = positions[external, data.key]
-        width = 8 if external else 4
-        tables[at : at + width] = (position if external else position - 4 - at).to_bytes(
-            width, "little"
-        )
+        if external:
+            tables[at : at + 8] = position.to_bytes(8, "little")
+        else:
+            tables[at : at + 4] = (position - 4 - at).to_bytes(4, "little")
     return [Piece(0, Data(bytes(tables))), *pieces]
 
 
 def _in_order(weights: Iterable[Data]) -> list[Data]:
     """The distinct weights: those of each file in file order, then the new ones."""
     distinct = list({data.key: data for data in weights}.values())
-    first = {id(data.source): place for place, data in reversed(list(enumerate(distinct)))}
+    first: dict[int, int] = {}  # source -> place of its first weight
+    for index, data in enumerate(distinct):
+        first.setdefault(id(data.source), index)
 
     def place(data: Data) -> tuple[bool, int, int, int]:
         return data.external is None, first[id(data.source)], data.offset, data.length

@@ -194,7 +194,6 @@ def generate() -> str:
         "enums": read_enums(),
         "unions": read_unions(),
         "tables": read_tables(),
-        "deprecated": {table: [name for name, *_ in rows] for table, rows in DEPRECATED.items()},
     }
     return "{\n" + ",\n".join(_block(name, entries) for name, entries in blocks.items()) + "\n}\n"
 

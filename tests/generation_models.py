@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 from bundles import bundle, model_part
+from literals import literal
 
 from edge_opt.ir import save, to_bytes
 from edge_opt.ir.parse import parse
-from edge_opt.ir.text import literal
 
 WORDS, WIDTH, ROWS, CACHE = 128, 8, 4, 16
 

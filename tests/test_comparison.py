@@ -11,6 +11,7 @@ import numpy as np
 import proof_models as models
 import pytest
 from cli_runs import DEMO, QUANTIZED, Captured, Patch, run, written
+from literals import literal
 from stateful_models import moving, reading, stateful, writing
 
 from edge_opt import convert, load
@@ -22,7 +23,6 @@ from edge_opt.comparison.findings import FirstDifference
 from edge_opt.comparison.golden import check, record
 from edge_opt.ir import Constants, DType, Model, to_bytes
 from edge_opt.ir.parse import parse
-from edge_opt.ir.text import literal
 from edge_opt.runtime.protocol import RuntimeCrashed, RuntimeRefused
 from edge_opt.runtime.runner import Worker
 from edge_opt.runtime.tensors import SignatureInfo

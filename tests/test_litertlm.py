@@ -77,7 +77,7 @@ def test_a_model_is_replaced_and_all_else_goes_over_byte_for_byte(file: Path) ->
     assert [one == other for one, other in zip(old, new, strict=True)] == [True, False, True]
     kinds = [[(s.data_type, s.items) for s in made.sections] for made in (before, after)]
     assert kinds[0] == kinds[1]
-    assert all(section.begin % BLOCK == 0 for section in after.sections)
+    assert all(section.place[0] % BLOCK == 0 for section in after.sections)
     assert compare(old[1], new[1]).bitwise
     assert len(result.converted) == 5
 
@@ -268,7 +268,7 @@ def damage(path: Path, positions: dict[int, int]) -> None:
 )
 def test_a_damaged_header_is_refused(file: Path, at: int | str, value: Any, complaint: str) -> None:
     if isinstance(at, str):
-        damage(file, {getattr(read_bundle(file).sections[2], at): value})
+        damage(file, {read_bundle(file).sections[2].place[at == "end"]: value})
     else:
         content = file.read_bytes()
         file.write_bytes(content[:at] + value + content[at + len(value) :])

@@ -8,11 +8,11 @@ import numpy as np
 import proof_models as models
 import pytest
 from growth_shapes import SHAPES, visits
+from literals import literal
 
 from edge_opt.comparison import golden
 from edge_opt.comparison.compare import compare
 from edge_opt.ir.parse import parse
-from edge_opt.ir.text import literal
 from edge_opt.runtime.description import describe
 from edge_opt.runtime.inputs import VARIANTS, array_of, plan
 from edge_opt.runtime.inputs import pair as twins

@@ -79,9 +79,6 @@ def test_a_recorded_shape_that_is_a_lie_is_found_and_what_follows_from_it() -> N
     assert second == Disagreement("main", "y", "1 (RELU)", (2, 4), (2, 3), second.reason)
     assert "it follows from tensor 'lie'" in second.reason
     assert second.to_dict()["recorded"] == [2, 4]
-    model.subgraphs[0].operators[0].options = new_table("AddOptions")
-    model.subgraphs[0].operators[0].code = model.operator_code("SQUEEZE")
-    assert "its options are those of another operator" in infer_shapes(model)[0].reason
 
 
 def test_operands_that_cannot_go_together_are_reported_once(snapshot: SnapshotAssertion) -> None:
@@ -123,15 +120,6 @@ def test_an_unranked_tensor_is_not_a_scalar() -> None:
     assert (infer_shapes(model), report_of(model).unknown) == ([], 1)
 
 
-def test_a_constant_whose_bytes_do_not_fill_its_shape_is_found() -> None:
-    """The reader refuses such a file; a rewrite may still make one."""
-    model = parse(
-        "subgraph main (%x: float32[2]) { %y: float32[2] = ADD(%x, float32{1, 2}) return %y }"
-    )
-    next(tensor for tensor in model.subgraphs[0].tensors if tensor.is_constant).shape = (2, 3)
-    assert "needs 24 bytes, its buffer holds 8" in str(infer_shapes(model)[0])
-
-
 def test_a_composite_that_is_entered_with_another_shape_is_found() -> None:
     """The interpreter resizes the body silently; whoever reads the file without it sees the recorded shapes."""
     model = parse("""
@@ -154,9 +142,9 @@ def test_a_composite_that_is_entered_with_another_shape_is_found() -> None:
     assert [one.reason for one in infer_shapes(model) if one.subgraph == "main"] == []
 
 
-@pytest.mark.parametrize(("rows", "shared"), [(2, -1), (3, 3)])
+@pytest.mark.parametrize(("rows", "shared"), [(2, None), (3, (3, 4))])
 def test_a_subgraph_has_what_its_callers_share_wherever_it_is_listed(
-    rows: int, shared: int
+    rows: int, shared: tuple[int, int] | None
 ) -> None:
     """And resizing is no disagreement."""
     model = parse("""
@@ -170,7 +158,7 @@ def test_a_subgraph_has_what_its_callers_share_wherever_it_is_listed(
     body, main = model.subgraphs
     report = report_of(model, resize={main.inputs[0]: (rows, 4)})
     assert report.disagreements == ()
-    assert [report.shapes[tensor] for tensor in body.tensors] == [(shared, 4)] * 2
+    assert [report.shapes[tensor] for tensor in body.tensors] == [shared] * 2
     assert [report.shapes[tensor] for tensor in main.outputs] == [(rows, 4), (3, 4)]
 
 

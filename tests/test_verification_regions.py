@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from attention_checks import attention_text
 from fault_graphs import Size, attention
+from literals import literal
 from mutations import Mutant, constant, mutants, sampled, survives_checks
 from pass_runs import refusal, rewrites_of, run
 from toy_passes import replacing
@@ -17,7 +18,6 @@ from edge_opt.conversion import convert
 from edge_opt.conversion import result as words
 from edge_opt.ir import Operator, to_bytes
 from edge_opt.ir.parse import parse
-from edge_opt.ir.text import literal
 from edge_opt.passes import Exact, Proof, Steps, Table, Within
 from edge_opt.runtime.metrics import Difference
 from edge_opt.runtime.protocol import RuntimeCrashed, RuntimeFailed, RuntimeRefused, RuntimeTimedOut

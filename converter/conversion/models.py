@@ -164,7 +164,7 @@ def close_inputs(
         folded = close_shapes(model, chosen)
         if verify and folded:
             _compare(model, folded)
-        for graph, operators, _ in folded:
+        for graph, operators in folded:
             producers = (tensor.producer for tensor in reads(operators))
             remove_dead(graph, filter(None, producers), model.subgraphs)
         remove_unused(model, usage)

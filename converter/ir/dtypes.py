@@ -53,11 +53,6 @@ class DType(int, Enum):
         return self in _FLOATS
 
     @property
-    def is_complex(self) -> bool:
-        """True for pairs of floats, which the text form does not print."""
-        return self in {DType.COMPLEX64, DType.COMPLEX128}
-
-    @property
     def numpy(self) -> np.dtype[Any] | None:
         """The numpy type with the same bytes; None if there is none (strings, packed types, bfloat16, 8-bit floats)."""
         return _NUMPY.get(self)
@@ -78,9 +73,6 @@ _PACKED_BITS = {
 }  # fmt: skip
 _WITHOUT_NUMPY = {DType.STRING, DType.RESOURCE, DType.VARIANT, *_PACKED_BITS}
 _NUMPY = {dtype: np.dtype(dtype.name.lower()) for dtype in DType if dtype not in _WITHOUT_NUMPY}
-
-
-_NO_PARAMETERS = b"", b"", 0, new_table("QuantizationParameters").key()
 
 
 class Quantization:
@@ -138,8 +130,6 @@ class Quantization:
 
         Parameters in another tensor, which is named by its place in the subgraph, are equal only to themselves.
         """
-        if not self.table.fields:  # as exporters write for every tensor of a float model
-            return _NO_PARAMETERS
         if self.is_blockwise:
             return self
         axis = self.dimension if self.is_per_axis else 0

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from edge_opt.base.words import listed, shortened
 from edge_opt.ir.dtypes import NOT_QUANTIZED, DType, Quantization
 from edge_opt.ir.operators import OPERATOR_NAMES, default_options
-from edge_opt.ir.order import Order
 from edge_opt.schema.data import Data
 from edge_opt.schema.table import Table, new_table
 
@@ -300,12 +299,12 @@ class Subgraph:
         self.signatures: list[Signature] = []
         self.is_checked = False
         """True once every operator with wrong recorded shapes has a `shape_error`."""
-        self._order = Order[Operator]()
+        self._places: dict[Operator, int] = {}  # in execution order
         self._operators: tuple[Operator, ...] | None = None
         self._listed: set[Tensor] = set()
 
     def __len__(self) -> int:
-        return len(self._order)
+        return len(self._places)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Subgraph:
         """Return an independent graph; constants still share their bytes."""
@@ -326,7 +325,7 @@ class Subgraph:
     def operators(self) -> tuple[Operator, ...]:
         """The current operators in execution order."""
         if self._operators is None:
-            self._operators = tuple(self._order)
+            self._operators = tuple(self._places)
         return self._operators
 
     def __iter__(self) -> Iterator[Operator]:
@@ -352,39 +351,29 @@ class Subgraph:
 
     def place(self, operator: Operator) -> int:
         """A number that grows along the execution order; valid until the next operator is added."""
-        return self._order.number(operator)
+        return self._places[operator]
 
     def after(self, operator: Operator) -> Operator | None:
         """The operator that runs next; None after the last one."""
-        return self._order.after(operator)
+        index = self.operators.index(operator) + 1
+        return self.operators[index] if index < len(self) else None
 
     def append(self, operator: Operator) -> Operator:
         """Add an operator at the end and register it with its tensors."""
-        assert operator.subgraph is None
-        self.put(operator)
+        self._register(operator)
+        self._places[operator] = 1 + next(reversed(self._places.values()), -1)
+        self._operators = None
         return operator
 
     def put(self, operator: Operator, before: Operator | None = None) -> None:
         """Add an operator in front of another one, or at the end; one of this graph moves there."""
-        self._operators = None
-        if operator.subgraph is self:
-            self._order.remove(operator)
-            self._order.put(operator, before)
-            return
-        assert operator.subgraph is None
-        operator.subgraph = self
-        self._order.put(operator, before)
-        for tensor in operator.given:
-            tensor.readers[operator] = None
-        for output in operator.outputs:
-            assert output.producer is None, f"{output} is defined twice"
-            output.producer = operator
+        self.replace((), {operator: before})
 
     def remove(self, operator: Operator) -> None:
         """Remove an operator; its outputs then have no producer."""
         assert operator.subgraph is self
         operator.subgraph = None
-        self._order.remove(operator)
+        del self._places[operator]
         self._operators = None
         for tensor in operator.given:
             tensor.readers.pop(operator, None)
@@ -397,8 +386,31 @@ class Subgraph:
         """Remove operators, then put others in front of those given for them, or at the end."""
         for operator in removed:
             self.remove(operator)
+        in_front: dict[Operator | None, list[Operator]] = {}
         for operator, before in placed.items():
-            self.put(operator, before)
+            assert before is None or (before in self._places and before not in placed)
+            in_front.setdefault(before, []).append(operator)
+        row: list[Operator] = []
+        for present in self.operators:
+            row += in_front.get(present, ())
+            if present not in placed:
+                row.append(present)
+        for operator in placed:
+            if operator.subgraph is not self:
+                self._register(operator)
+        row += in_front.get(None, ())
+        self._places = {operator: place for place, operator in enumerate(row)}
+        self._operators = None
+
+    def _register(self, operator: Operator) -> None:
+        """Make an operator, which is in no graph, known to its tensors."""
+        assert operator.subgraph is None
+        operator.subgraph = self
+        for tensor in operator.given:
+            tensor.readers[operator] = None
+        for output in operator.outputs:
+            assert output.producer is None, f"{output} is defined twice"
+            output.producer = operator
 
     def arrange(self, operators: Iterable[Operator]) -> None:
         """Make these the graph's operators, in this order: add new ones, remove missing ones."""

@@ -54,7 +54,7 @@ class Model:
     """The contents of a .tflite file. `copy.deepcopy` makes a copy to edit independently, which shares the weights.
 
     `buffers[0]` is the empty buffer of tensors without bytes. `metadata_buffers` come from the deprecated field
-    `metadata_buffer`. `notes`: parts of the file that no runtime reads, and if a written file keeps them.
+    `metadata_buffer`. `notes`: parts of the file that no runtime reads, and that a written file leaves out.
     """
 
     subgraphs: list[Subgraph] = field(default_factory=list)
@@ -220,7 +220,6 @@ def from_tables(root: Table, source: Source | None = None) -> Model:
     )
     check_model(model.subgraphs, model.signatures)
     _read_metadata(model, root)
-    model.notes += [f"{name} is deprecated and has no effect: kept" for name in root.deprecated]
     return model
 
 
@@ -368,7 +367,10 @@ def to_tables(model: Model) -> Table:
     numbers = {graph: _Numbering(graph.tensors) for graph in model.subgraphs}
     subgraphs = [_subgraph(graph, codes, buffers, numbers[graph]) for graph in model.subgraphs]
     signatures = [_signature(one, model.subgraphs, numbers) for one in model.signatures]
-    metadata = [_metadata(entry, buffers) for entry in model.metadata]
+    metadata: list[Table] = []
+    for entry in model.metadata:
+        table = entry.table or new_table("Metadata", name=entry.name)
+        metadata.append(_filled(table, buffer=buffers.of(entry.buffer)))
     metadata_buffers = [buffers.of(buffer) for buffer in model.metadata_buffers]
     # By now, codes and buffers include those that the model does not list.
     return _filled(
@@ -404,11 +406,6 @@ def _new_code(code: OperatorCode) -> Table:
         builtin_code=code.builtin,
         custom_code=code.custom_code,
     )
-
-
-def _metadata(entry: Metadata, buffers: _Numbering) -> Table:
-    table = entry.table or new_table("Metadata", name=entry.name)
-    return _filled(table, buffer=buffers.of(entry.buffer))
 
 
 def _subgraph(

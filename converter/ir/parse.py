@@ -29,10 +29,8 @@ from edge_opt.schema.reader import read_model
 from edge_opt.schema.table import NUMPY_TYPES, FieldSpec, Table, new_table, vector
 
 MOST_BYTES: Final = 1 << 30
-"""Constants of a text may take this many bytes, expanded."""
-_DEEPEST: Final = 8  # nested values
+"""Constants that a text does not list, `{seed N}` and `{splat N}`, may take this many bytes."""
 _PIECE: Final = 1 << 16
-_NO_SHAPE: Final = "expected a shape in front of the numbers"
 _STRING = r'"[^"\\\n]*(?:\\.[^"\\\n]*)*"'
 # An unclosed quote takes the rest of its line, so that no text is searched twice.
 _TOKEN = re.compile(
@@ -125,56 +123,44 @@ def random_numbers(seed: int, dtype: DType, count: int) -> NDArray[np.generic]:
 
 
 class _Reading:
-    """A text of graphs as it is read; `_names` has the tensors of each subgraph by their printed names."""
+    """A text of graphs as it is read; `_tensors` are those of the current `_graph` by printed name, `_names` all."""
 
     def __init__(self, text: str) -> None:
         self._model = Model()
+        self._graph = Subgraph()
+        self._tensors = Named()
         self._names: list[Named] = []
         self._text = text
         self._bytes = 0
-        self._depth = 0
-        self._codes: set[OperatorCode] = set()
-        self._at = 0
-        self._end = 0
-        self._kind = ""
-        self._token = ""
-        self._advance()
+        self._tokens = (one for one in _TOKEN.finditer(text) if one.lastgroup != "space")
+        self._found = next(self._tokens)
 
     # Tokens
 
-    def _advance(self) -> None:
-        kind = "space"
-        while kind == "space":
-            self._at = self._end
-            found = _TOKEN.match(self._text, self._at)
-            assert found is not None
-            kind = str(found.lastgroup)
-            self._end = found.end()
-        self._kind = kind
-        self._token = self._text[self._at : self._end]
-
     def place(self) -> str:
         """The line that is being read, and what is there."""
-        found = repr(self._token[:40]) if self._token else "the end"
-        line = 1 + self._text.count("\n", 0, self._at)
+        token = self._found[0]
+        found = repr(token[:40]) if token else "the end"
+        line = 1 + self._text.count("\n", 0, self._found.start())
         return f"line {line}, at {found}"
 
     def _sees(self, *wanted: str) -> bool:
         """True if the next token, or its kind, is one of these."""
-        return self._token in wanted or self._kind in wanted
+        return self._found[0] in wanted or self._found.lastgroup in wanted
 
     def _next(self, *wanted: str) -> str:
         if not self._sees(*wanted):
             raise ValueError(f"expected {' or '.join(wanted)}")
-        token = self._token
-        self._advance()
+        token = self._found[0]
+        # Nothing reads beyond the end.
+        self._found = next(self._tokens)
         return token
 
     def _takes(self, token: str) -> bool:
-        if self._token != token:
-            return False
-        self._advance()
-        return True
+        is_next = self._found[0] == token
+        if is_next:
+            self._next(token)
+        return is_next
 
     def _until(self, end: str, read: Callable[[], _Item]) -> list[_Item]:
         """Items that `read` reads, separated by commas, up to the token `end`, which is taken, too."""
@@ -211,19 +197,10 @@ class _Reading:
         return int(number)
 
     def _value(self) -> Any:
-        """A number, a text, `[...]` or `{name: ...}`."""
-        self._depth += 1
-        if self._depth > _DEEPEST:
-            raise ValueError(f"values are nested over {_DEEPEST} deep")
-        value = self._one_value()
-        self._depth -= 1
-        return value
+        """A number, a text, or `[...]` of these."""
+        return self._until("]", self._scalar) if self._takes("[") else self._scalar()
 
-    def _one_value(self) -> Any:
-        if self._takes("["):
-            return self._until("]", self._value)
-        if self._takes("{"):
-            return self._mapping("}", self._entry)
+    def _scalar(self) -> Any:
         return self._number() if self._sees("number", "true", "false") else self._name()
 
     def _entry(self) -> tuple[str, Any]:
@@ -245,7 +222,7 @@ class _Reading:
         if self._takes("file"):
             remedy = 'print it with constants="full", or delete this line to read the graphs alone'
             raise ValueError(f"the graphs do not give the whole file: {remedy}")
-        if not self._sees("end"):
+        if self._found[0]:
             raise ValueError("expected signature or subgraph")
         for one in signatures:
             if one.subgraph >= len(self._names):
@@ -255,6 +232,8 @@ class _Reading:
             inputs = {name: _known(tensors, value) for name, value in one.inputs.items()}
             outputs = {name: _known(tensors, value) for name, value in one.outputs.items()}
             self._model.signatures.append(Signature(one.key, graph, inputs, outputs))
+        codes = dict.fromkeys(operator.code for operator in self._model.operators())
+        self._model.operator_codes = list(codes)
         check_model(self._model.subgraphs, self._model.signatures)
         return self._model
 
@@ -277,49 +256,51 @@ class _Reading:
         return name, self._tensor()
 
     def _subgraph(self) -> None:
-        graph = Subgraph(self._name())
-        tensors = Named()
+        graph = self._graph = Subgraph(self._name())
+        self._tensors = Named()
         self._model.subgraphs.append(graph)
-        self._names.append(tensors)
+        self._names.append(self._tensors)
         self._next("(")
-        graph.inputs = self._until(")", lambda: self._define(graph, tensors))
+        graph.inputs = self._until(")", self._define)
         self._next("{")
         while self._sees("variable", "unset", "constant"):
-            self._alone(graph, tensors)
+            self._alone()
         while not self._takes("return"):
-            self._operator(graph, tensors)
-        graph.outputs = self._until("}", lambda: _known(tensors, self._tensor()))
+            self._operator()
+        graph.outputs = self._until("}", self._known)
 
-    def _alone(self, graph: Subgraph, tensors: Named) -> None:
+    def _alone(self) -> None:
         """A tensor that no operator defines."""
         kind = self._next("name")
         if kind != "constant":
-            tensor = self._define(graph, tensors)
-            tensor.is_variable = kind == "variable"
+            self._define().is_variable = kind == "variable"
             return
-        name = self._new_name(tensors)
+        name = self._new_name()
         self._next("=")
-        tensors[name] = self._constant(graph, name)
+        self._tensors[name] = self._constant(name)
 
     def _tensor(self) -> str:
         name = self._next("tensor")[1:]
         return str(json.loads(name)) if name.startswith('"') else name
 
-    def _new_name(self, tensors: Named) -> str:
+    def _known(self) -> Tensor:
+        return _known(self._tensors, self._tensor())
+
+    def _new_name(self) -> str:
         name = self._tensor()
-        if name in tensors:
+        if name in self._tensors:
             raise ValueError(f"%{name} is defined twice")
         return name
 
-    def _define(self, graph: Subgraph, tensors: Named) -> Tensor:
-        name = self._new_name(tensors)
+    def _define(self) -> Tensor:
+        name = self._new_name()
         self._next(":")
         dtype = self._dtype()
         shape, signature = self._shape()
         made = Tensor(
             name, shape, dtype, quantization=self._parameters(), shape_signature=signature
         )
-        tensors[name] = graph.add_tensor(made)
+        self._tensors[name] = self._graph.add_tensor(made)
         return made
 
     def _dtype(self) -> DType:
@@ -340,15 +321,14 @@ class _Reading:
         if not self._takes("q"):
             return None
         self._next("(")
-        fields: dict[str, Any] = {}
-        for name, dtype in (("scale", DType.FLOAT32), ("zero_point", DType.INT64)):
-            fields[name] = self._numbers(dtype)
-            if self._takes("scales"):
-                raise ValueError("the scales are not in the text, only their number")
-            if not self._takes(","):
-                break
-        if self._takes("axis"):
-            fields["quantized_dimension"] = self._integer()
+        fields: dict[str, Any] = {"scale": self._numbers(DType.FLOAT32)}
+        if self._takes("scales"):
+            raise ValueError("the scales are not in the text, only their number")
+        while self._takes(","):
+            if self._takes("axis"):
+                fields["quantized_dimension"] = self._integer()
+            else:
+                fields["zero_point"] = self._numbers(DType.INT64)
         self._next(")")
         return Quantization(new_table("QuantizationParameters", **fields))
 
@@ -357,13 +337,11 @@ class _Reading:
             return [self._number(dtype)]
         return self._until("]", lambda: self._number(dtype))
 
-    def _operator(self, graph: Subgraph, tensors: Named) -> None:
+    def _operator(self) -> None:
         """`%y: float32[4], %z: float32[4] = SPLIT(int32(0), %x) {num_splits: 2}`."""
-        made = Named()
+        outputs: list[Tensor] = []
         while self._sees("tensor"):
-            output = self._define(graph, made)
-            if output.name in tensors:
-                raise ValueError(f"%{output.name} is defined twice")
+            outputs.append(self._define())
             if not self._takes(","):
                 self._next("=")
                 break
@@ -372,94 +350,80 @@ class _Reading:
             raise ValueError(f"{name} is not an operator")
         custom = self._name() if name == "CUSTOM" else None
         self._next("(")
-        inputs = self._until(")", lambda: self._argument(graph, tensors))
-        outputs = list(made.values())
-        tensors.update(made)
+        inputs = self._until(")", self._argument)
         code = OperatorCode(BUILTIN_OPERATORS[name], usual_version(name, inputs, outputs), custom)
-        if code not in self._codes:
-            self._codes.add(code)
-            self._model.operator_codes.append(code)
-        kind = KINDS[name]
-        options = None if kind.options is None or name == "CUSTOM" else new_table(kind.options)
+        kind = KINDS[name].options
+        options = None if kind is None or name == "CUSTOM" else new_table(kind)
         if self._takes("{"):
             self._until("}", lambda: self._option(options))
-        graph.append(Operator(code, inputs, outputs, options))
+        self._graph.append(Operator(code, inputs, outputs, options))
 
-    def _argument(self, graph: Subgraph, tensors: Named) -> Tensor | None:
+    def _argument(self) -> Tensor | None:
         if self._sees("tensor"):
-            return _known(tensors, self._tensor())
-        return None if self._takes("none") else self._constant(graph)
+            return self._known()
+        return None if self._takes("none") else self._constant()
 
     def _option(self, options: Table | None) -> None:
-        name, value = self._entry()
+        name = self._name()
+        self._next(":")
         field = None if options is None else options.spec.by_name.get(name)
         if options is None or field is None:
             raise ValueError(f"{name} is not an option")
         if name in options.fields:
             raise ValueError(f"{name} is given twice")
+        if name == "composite_attributes" and self._takes("{"):
+            options.set(name, list(write_flexbuffer(self._mapping("}", self._entry))))
+            return
+        value = self._value()
         if name == "composite_attributes" and isinstance(value, str):
             raise ValueError(f"the attributes are not in the text, only {value}")
-        if name == "composite_attributes" and isinstance(value, dict):
-            value = list(write_flexbuffer(value))
         options.set(name, _option_value(field, value))
 
-    def _constant(self, graph: Subgraph, name: str = "") -> Tensor:
+    def _constant(self, name: str = "") -> Tensor:
         """`int32(2)`, `int32{0, 2, 1, 3}`, or another form, with a shape in front of the numbers."""
         dtype = self._dtype()
         shape = self._shape()[0] if self._sees("[") else None
-        usual = f"const_{len(graph.tensors)}"
+        usual = f"const_{len(self._graph.tensors)}"
+        end = "}"
         if self._takes("("):
             shape = ()
-            data = self._listed(dtype, shape)
-            self._next(")")
+            end = ")"
         else:
             self._next("{")
-            if self._takes("seed"):
-                seed = self._integer()
-                usual = f"seed_{seed}"
-                data = Data(random_numbers(seed, dtype, self._count(dtype, shape)).tobytes())
-            elif self._takes("splat"):
-                count = self._count(dtype, shape)
-                data = Data(_array(dtype, [self._number(dtype)]).tobytes() * count)
-            elif self._takes("..."):
-                title = f"{dtype}{list(shape or ())}"
-                remedy = 'print it with constants="full", or write {seed 1}'
-                raise ValueError(f"the numbers of constant {title} are not in the text: {remedy}")
-            else:
-                data = self._listed(dtype, shape)
-            self._next("}")
+        if self._takes("seed"):
+            seed = self._integer()
+            usual = f"seed_{seed}"
+            array = random_numbers(seed, dtype, self._count(dtype, shape))
+            self._next(end)
+        elif self._takes("splat"):
+            count = self._count(dtype, shape)
+            array = np.array([self._number(dtype)], _stored(dtype)).repeat(count)
+            self._next(end)
+        elif self._takes("..."):
+            title = f"{dtype}{list(shape or ())}"
+            remedy = 'print it with constants="full", or write {seed 1}'
+            raise ValueError(f"the numbers of constant {title} are not in the text: {remedy}")
+        else:
+            numbers = self._until(end, lambda: self._number(dtype))
+            array = np.array(numbers, _stored(dtype))
         if shape is None:  # a vector; `_count` refuses the other forms without a shape
-            shape = (data.length // _stored(dtype).itemsize,)
-        buffer = Buffer(data)
+            shape = array.shape
+        if array.size != math.prod(shape):
+            raise ValueError(f"{array.size} numbers for {math.prod(shape)} elements")
+        buffer = Buffer(Data(array.tobytes()))
         made = Tensor(name or usual, shape, dtype, quantization=self._parameters(), buffer=buffer)
         self._model.buffers.append(buffer)
-        return graph.add_tensor(made)
+        return self._graph.add_tensor(made)
 
     def _count(self, dtype: DType, shape: tuple[int, ...] | None) -> int:
         """The number of elements of a constant that the text does not list."""
         if shape is None or any(size < 0 for size in shape):
-            raise ValueError(_NO_SHAPE)
+            raise ValueError("expected a shape in front of the numbers")
         count = math.prod(shape)
-        self._spend(count * _stored(dtype).itemsize)
-        return count
-
-    def _spend(self, size: int) -> None:
-        self._bytes += size
+        self._bytes += count * _stored(dtype).itemsize
         if self._bytes > MOST_BYTES:
             raise ValueError(f"constants take {self._bytes} bytes, at most {MOST_BYTES} are read")
-
-    def _listed(self, dtype: DType, shape: tuple[int, ...] | None) -> Data:
-        """Numbers up to the closing bracket, which is not taken."""
-        values: list[Any] = []
-        while not self._sees(")", "}"):
-            values.append(self._number(dtype))
-            self._takes(",")
-        array = _array(dtype, values)
-        expected = array.size if shape is None else math.prod(shape)
-        if array.size != expected:
-            raise ValueError(f"{array.size} numbers for {expected} elements")
-        self._spend(array.nbytes)
-        return Data(array.tobytes())
+        return count
 
 
 def _known(tensors: Named, name: str) -> Tensor:
@@ -471,13 +435,9 @@ def _known(tensors: Named, name: str) -> Tensor:
 def _stored(dtype: DType) -> np.dtype[Any]:
     """The numpy type of numbers in a text; ValueError if there is none."""
     stored = dtype.numpy
-    if stored is None or dtype.is_complex:
+    if stored is None or stored.kind == "c":
         raise ValueError(f"numbers of {dtype} cannot be written")
     return stored
-
-
-def _array(dtype: DType, values: list[Any]) -> NDArray[np.generic]:
-    return np.array(values, _stored(dtype))
 
 
 def _option_value(field: FieldSpec, value: Any) -> Any:

@@ -178,16 +178,6 @@ def _quantization(tensor: Tensor) -> str:
     return f" {tensor.quantization}" if tensor.is_quantized else ""
 
 
-def literal(values: Any) -> str:
-    """A constant of these numbers, all of them, in the text form."""
-    array = np.asarray(values)
-    return f"{array.dtype}[{','.join(map(str, array.shape))}]{_braced(array)}"
-
-
-def _braced(array: NDArray[np.generic]) -> str:
-    return f"{{{', '.join(map(number_text, array.ravel()))}}}"
-
-
 def _constant(tensor: Tensor) -> str:
     return f"{tensor.dtype}{_numbers(tensor)}{_quantization(tensor)}"
 
@@ -197,13 +187,16 @@ def _numbers(tensor: Tensor) -> str:
     shape = f"[{','.join(map(str, tensor.shape))}]"
     seeded = _SEEDED.match(tensor.name)
     is_looked_at = tensor.elements <= _MOST_LOOKED_AT or seeded is not None
-    if not is_looked_at or not tensor.has_numbers or tensor.dtype.is_complex:
+    if not is_looked_at or not tensor.has_numbers:
         return f"{shape}{{...}}"
     values = tensor.array()
+    if values.dtype.kind == "c":
+        return f"{shape}{{...}}"
     if not tensor.shape:
         return f"({number_text(values[()])})"
     if values.size <= _MOST_PRINTED:
-        return f"{shape if len(tensor.shape) > 1 else ''}{_braced(values)}"
+        numbers = ", ".join(map(number_text, values.ravel()))
+        return f"{shape if len(tensor.shape) > 1 else ''}{{{numbers}}}"
     if values.tobytes() == values.ravel()[:1].tobytes() * values.size:
         return f"{shape}{{splat {number_text(values.ravel()[0])}}}"
     if seeded is not None and _is_of_seed(int(seeded[1]), tensor.dtype, values):
@@ -213,9 +206,8 @@ def _numbers(tensor: Tensor) -> str:
 
 def _is_of_seed(seed: int, dtype: DType, values: NDArray[np.generic]) -> bool:
     """Whether these are the numbers of a seed, which the name of a constant promises."""
-    if values.nbytes > MOST_BYTES:
-        return False
-    return random_numbers(seed, dtype, values.size).tobytes() == values.tobytes()
+    is_read = values.nbytes <= MOST_BYTES
+    return is_read and random_numbers(seed, dtype, values.size).tobytes() == values.tobytes()
 
 
 def _options(operator: Operator) -> str:

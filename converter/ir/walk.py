@@ -11,7 +11,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import chain
 from typing import TypeVar
 
@@ -177,11 +177,11 @@ def with_called(operators: Sequence[Operator], subgraphs: Sequence[Subgraph]) ->
 def called_by(operators: Iterable[Operator], subgraphs: Sequence[Subgraph]) -> list[Subgraph]:
     """Subgraphs that operators call, directly or indirectly."""
 
-    def calls(operators: Iterable[Operator]) -> Iterator[int]:
-        return (index for operator in operators for index in subgraph_indices(operator.options))
+    def called(operators: Iterable[Operator]) -> list[Subgraph]:
+        indices = chain.from_iterable(subgraph_indices(one.options) for one in operators)
+        return [subgraphs[index] for index in indices]
 
-    reached = walked(calls(operators), lambda index: calls(subgraphs[index].operators))
-    return [subgraphs[index] for index in reached]
+    return list(walked(called(operators), called))
 
 
 def places(
@@ -192,110 +192,54 @@ def places(
 ) -> dict[Operator, Operator | None]:
     """Where operators go when `new` ones replace `old` ones: in front of which operator, or None for the end.
 
-    Operators in both lists keep their places; added ones go where the last old one was, or before their first reader:
+    Operators in both lists keep their places. All added ones go where the last old one was, or before their first
+    reader:
 
-        old 1   x   reader of added 1   y   old 2   z   ->   x   added 1   its reader   y   added 2   z
+        old 1   x   reader of added 1   y   old 2   z   ->   x   added 1   added 2   its reader   y   z
 
-    Another one moves only if an added one in front of it needs its results. Side effects keep their order. `subgraphs`
-    are the model's. This visits only the region, its readers, and operators that move.
+    No other operator moves, and side effects keep their order. `subgraphs` are the model's.
 
     Raises:
-        RefusedError: there is no such order.
+        RefusedError: an added operator needs the result of one that then runs later, or effects change their order.
     """
     staying = set(old).intersection(new)
-    added = [operator for operator in new if operator not in staying]
-    removed = {operator: None for operator in old if operator not in staying}
+    removed = dict.fromkeys(operator for operator in old if operator not in staying)
+    added = topological(operator for operator in new if operator not in staying)
     last = max(old, key=graph.place)
-    placing = _Placing(graph, makers_of(added), removed, graph.place(last))
-    for reader in placing.readers():
-        placing.put([reader], reader, graph.place(reader))
-    placing.put(added, graph.after(last), placing.end + 1)
-    moved = [operator for operator in placing.placed if operator.subgraph is graph]
-    effects = [one for one in (*removed, *added, *moved) if not is_pure(one, subgraphs)]
-    if not effects:
-        return placing.placed
-    for other in _spanned(graph, old):
-        if other is not effects[0] and other not in removed and not is_pure(other, subgraphs):
+    before = graph.after(last)
+    end = graph.place(last)
+    limit = end + 1
+    readers = set(chain.from_iterable(tensor.readers for tensor in makers_of(added)))
+    first_reader = min(readers - removed.keys(), key=graph.place, default=None)
+    if first_reader is not None and graph.place(first_reader) <= end:
+        before = first_reader
+        limit = graph.place(first_reader)
+    for source in (tensor.producer for tensor in reads(added)):
+        if source is not None and source not in removed and graph.place(source) >= limit:
+            raise RefusedError(Why.FRAME, "it would run after an operator that needs it", source)
+    effects = [one for one in (*removed, *added) if not is_pure(one, subgraphs)]
+    first = min(map(graph.place, old))
+    for other in graph.operators if effects else ():
+        if not first <= graph.place(other) <= end or other in removed or other is effects[0]:
+            continue
+        if not is_pure(other, subgraphs):
             raise RefusedError(Why.FRAME, "it would change the order of side effects", effects[0])
-    return placing.placed
-
-
-@dataclass(eq=False)
-class _Placing:
-    """Finds places for new operators: `makers` of tensors. The last operator that they replace is at the place `end`.
-
-    `placed`: the operator in front of which each one goes, None for the end.
-    """
-
-    graph: Subgraph
-    makers: Mapping[Tensor, Operator]
-    removed: Container[Operator]
-    end: int
-    placed: dict[Operator, Operator | None] = field(default_factory=dict)
-
-    def readers(self) -> list[Operator]:
-        """The operators up to the end that read results of new ones, in execution order."""
-        found = dict.fromkeys(chain.from_iterable(tensor.readers for tensor in self.makers))
-        staying = [reader for reader in found if reader not in self.removed]
-        before = [reader for reader in staying if self.graph.place(reader) <= self.end]
-        return sorted(before, key=self.graph.place)
-
-    def put(self, operators: Sequence[Operator], before: Operator | None, place: int) -> None:
-        """Put operators, and others that must run before them, in front of the one at this place."""
-
-        def above(operator: Operator) -> Iterator[Operator]:
-            for tensor in operator.given:
-                source = self.makers.get(tensor, tensor.producer)
-                if source is None or source in self.placed:
-                    continue
-                if self._is_after(source, place):
-                    yield source
-
-        starts = [operator for operator in operators if operator not in self.placed]
-        for operator in depth_first(starts, above):
-            if operator is not before:
-                self.placed[operator] = before
-
-    def _is_after(self, operator: Operator, place: int) -> bool:
-        """True for a new operator, and for one from this place to the end."""
-        if operator.subgraph is None:
-            return True
-        return operator not in self.removed and place <= self.graph.place(operator) <= self.end
-
-
-def _spanned(graph: Subgraph, operators: Collection[Operator]) -> Iterator[Operator]:
-    """The operators of a graph from the first of these to the last."""
-    last = max(operators, key=graph.place)
-    operator: Operator | None = min(operators, key=graph.place)
-    while operator is not None:
-        yield operator
-        operator = None if operator is last else graph.after(operator)
+    return dict.fromkeys(added, before)
 
 
 def topological(operators: Iterable[Operator]) -> list[Operator]:
     """Sort operators so that producers precede readers (stable, depth first); RefusedError for a cycle."""
-    pending = list(operators)
-    makers = makers_of(pending)
-
-    def above(operator: Operator) -> list[Operator]:
-        return [makers[tensor] for tensor in operator.given if tensor in makers]
-
-    return depth_first(pending, above)
-
-
-def depth_first(
-    starts: Iterable[Operator], above: Callable[[Operator], Iterable[Operator]]
-) -> list[Operator]:
-    """The starts and all operators reachable through `above`, each after those above it; RefusedError for a cycle."""
+    stack = list(operators)[::-1]
+    makers = makers_of(stack)
     order: dict[Operator, None] = {}
     opened: set[Operator] = set()
-    stack = list(starts)[::-1]
     while stack:
         operator = stack[-1]
         if operator in order:
             stack.pop()
             continue
-        missing = [source for source in above(operator) if source not in order]
+        sources = [makers[tensor] for tensor in operator.given if tensor in makers]
+        missing = [source for source in sources if source not in order]
         if not missing:
             order[stack.pop()] = None
             continue

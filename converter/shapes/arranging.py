@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from functools import partial
 from types import EllipsisType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from edge_opt.ir.dtypes import DType
 from edge_opt.shapes.dimension import (
@@ -50,7 +50,7 @@ def _target_of(call: Call) -> list[int | None]:
     tensor = call.op.inputs[1] if call.has(1) else None
     if tensor is not None and tensor.dtype == DType.INT32 and len(call.shape(1)) == 1:
         return call.elements(1)
-    listed = call.option("new_shape")
+    listed: Any = call.op.option("new_shape")
     if listed is None or [*listed] == [0]:
         return []
     return [*map(int, listed)]
@@ -87,7 +87,7 @@ def squeeze(call: Call) -> Results:
     Source: squeeze.cc, Prepare
     """
     shape = call.shape(0, most=_MAX_RANK)
-    listed = call.option("squeeze_dims")
+    listed: Any = call.op.option("squeeze_dims")
     dropped = set[int]()
     for axis in () if listed is None else listed:
         dropped.add(call.axis(int(axis), len(shape)))
@@ -351,13 +351,9 @@ def _strided_index(
         # With a negative stride the runtime reads uninitialized memory.
         call.expect(stride is None or stride > 0, f"a positive stride at index {place}")
         return 0 if is_set("begin") or begin is None else begin
-    is_open_before = is_set("begin")
-    is_open_behind = is_set("end")
-    knows_begin = is_open_before or begin is not None
-    knows_end = is_open_behind or end is not None
-    if stride is None or not knows_begin or not knows_end:
+    if begin is None or end is None or stride is None:
         return _UNKNOWN
-    return slice(None if is_open_before else begin, None if is_open_behind else end, stride)
+    return slice(None if is_set("begin") else begin, None if is_set("end") else end, stride)
 
 
 @rule("GATHER")

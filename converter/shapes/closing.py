@@ -1,24 +1,19 @@
 """Give a model's open inputs static shapes, record the shapes that follow, and make known values constants."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import TypeAlias
 
 from edge_opt.base.errors import UsageError
 from edge_opt.ir import Buffer, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.cleanup import called
-from edge_opt.ir.walk import cut_out, reads
+from edge_opt.ir.walk import cut_out, makers_of, reads
 from edge_opt.schema.data import Data
 from edge_opt.shapes.dimension import Shape, ShapeError
 from edge_opt.shapes.inference import Disagreement, infer_operator, shape_report
 from edge_opt.shapes.rules import Array, recorded_fact
 
-
-class Folded(NamedTuple):
-    """Operators that constant folding removed from a subgraph, and the values of their results, now constants."""
-
-    subgraph: Subgraph
-    operators: list[Operator]
-    values: dict[Tensor, Array]
+Folded: TypeAlias = tuple[Subgraph, list[Operator]]
+"""A subgraph, and the operators that constant folding removed from it; their results are now constants."""
 
 
 def close_shapes(model: Model, given: Mapping[Tensor, Shape]) -> list[Folded]:
@@ -41,7 +36,8 @@ def close_shapes(model: Model, given: Mapping[Tensor, Shape]) -> list[Folded]:
     for graph in graphs:
         for tensor in graph.tensors:
             _record(tensor, report.shapes.get(tensor))
-    return [folded for folded in map(_fold, graphs) if folded.operators]
+    folded = [(graph, _fold(graph)) for graph in graphs]
+    return [(graph, operators) for graph, operators in folded if operators]
 
 
 def _place(one: Disagreement) -> tuple[str, str]:
@@ -56,9 +52,9 @@ def _record(tensor: Tensor, shape: Shape | None) -> None:
     tensor.shape_signature = shape if -1 in shape else None
 
 
-def _fold(graph: Subgraph) -> Folded:
+def _fold(graph: Subgraph) -> list[Operator]:
     """Turn known values into constants, and remove the operators that computed them."""
-    folded = Folded(graph, [], {})
+    folded: list[Operator] = []
     for operator in graph.operators:
         if not operator.outputs or any(map(graph.is_output, operator.outputs)):
             continue
@@ -71,9 +67,8 @@ def _fold(graph: Subgraph) -> Folded:
             continue
         for tensor, value in zip(operator.outputs, values, strict=True):
             tensor.buffer = Buffer(Data(value.tobytes()))
-            folded.values[tensor] = value
         graph.remove(operator)
-        folded.operators.append(operator)
+        folded.append(operator)
     return folded
 
 
@@ -82,10 +77,11 @@ def folded_regions(model: Model, folded: Sequence[Folded]) -> Iterator[tuple[Mod
 
     Running these models on the reference kernels verifies the folding.
     """
-    for _, operators, values in folded:
+    for _, operators in folded:
         inputs = [tensor for tensor in reads(operators) if not tensor.is_constant]
-        region = cut_out(model, operators, inputs, list(values))
+        results = list(makers_of(operators))
+        region = cut_out(model, operators, inputs, results)
         for operator in region.subgraphs[0]:
             for tensor in operator.outputs:
                 tensor.buffer = None
-        yield region, list(values.values())
+        yield region, [tensor.array() for tensor in results]

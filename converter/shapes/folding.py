@@ -119,15 +119,12 @@ def _select(call: Call, shapes: Sequence[Shape]) -> Array:
     return np.where(condition.astype(bool), *choices)
 
 
-def _concatenate(call: Call, _: Sequence[Shape]) -> Array:
+def _join(call: Call, _: Sequence[Shape]) -> Array:
+    """PACK and CONCATENATION, which packs scalars."""
     values = _all_values(call)
-    if values[0].ndim == 0:
-        return np.stack(values)
-    return np.concatenate(values, axis=call.number("axis"))
-
-
-def _pack(call: Call, _: Sequence[Shape]) -> Array:
-    return np.stack(_all_values(call), axis=call.number("axis"))
+    is_stacked = call.op.name == "PACK" or not values[0].ndim
+    join = np.stack if is_stacked else np.concatenate
+    return join(values, axis=call.number("axis"))
 
 
 def _unpack(call: Call, shapes: Sequence[Shape]) -> list[Array]:
@@ -189,10 +186,6 @@ def _shape(call: Call, _: Sequence[Shape]) -> Array:
     return np.array(call.shape(0), object)
 
 
-def _cast(call: Call, _: Sequence[Shape]) -> Array:
-    return _whole(call, 0)
-
-
 def _fill(call: Call, shapes: Sequence[Shape]) -> Array:
     return np.broadcast_to(_whole(call, 1), shapes[0])
 
@@ -202,12 +195,12 @@ def _reshape(call: Call, shapes: Sequence[Shape]) -> Array:
 
 
 FOLDERS: dict[str, Folder] = {
-    "CAST": _cast,
-    "CONCATENATION": _concatenate,
+    "CAST": _reshape,
+    "CONCATENATION": _join,
     "EXPAND_DIMS": _reshape,
     "FILL": _fill,
     "GATHER": _gather,
-    "PACK": _pack,
+    "PACK": _join,
     "RANGE": _range,
     "REDUCE_PROD": _reduce,
     "RESHAPE": _reshape,

@@ -26,7 +26,7 @@ from edge_opt.shapes.rules import RULES, Call, Fact, UnknownError, recorded_fact
 class Disagreement(Record):
     """A tensor whose recorded shape differs from what its operator gives.
 
-    `operator` is its index and name, "34 (BATCH_MATMUL)", "" for a constant. `inferred` is None if the operator's
+    `operator` is its index and name, "34 (BATCH_MATMUL)", "" for an input. `inferred` is None if the operator's
     inputs do not fit together.
     """
 
@@ -53,7 +53,7 @@ class ShapeReport(Record):
     """The inferred shapes of a model with `tensors` tensors, `inferred` or given; `unknown` results have no shape.
 
     `shapes` has all graph inputs and operators' results; it is left out of a pickle. In a subgraph that is called with
-    several shapes, a size is open unless all calls agree.
+    several shapes, those that differ are unknown.
     """
 
     tensors: int
@@ -87,11 +87,6 @@ def shape_report(
         given[tensor] = Fact(as_shape(shape, f"tensor '{tensor.name}'"))
     walk = _Walk(model)
     graphs = model.subgraphs
-    for graph in graphs:
-        for tensor in graph.tensors:
-            reason = tensor.wrong_size
-            if reason is not None:
-                walk.report(graph, "", tensor, None, f"tensor '{tensor.name}': {reason}")
     # Subgraphs that operators call come last: by then most were walked with their callers' shapes.
     called = called_by(chain.from_iterable(graphs), graphs)
     for graph in sorted(graphs, key=called.__contains__):
@@ -176,8 +171,7 @@ class _Step(NamedTuple):
 
 def _fact_of(tensor: Tensor | None, facts: Mapping[Tensor, Fact]) -> Fact:
     """The inferred fact about a tensor; without one, what the file records."""
-    inferred = None if tensor is None else facts.get(tensor)
-    return recorded_fact(tensor) if inferred is None else inferred
+    return recorded_fact(tensor) if tensor is None or tensor not in facts else facts[tensor]
 
 
 def _step(operator: Operator, facts: Mapping[Tensor, Fact], enter: Enter) -> _Step:
@@ -270,8 +264,9 @@ class _Walk:
                 self.report(graph, where, tensor, fact.shape, reason + source)
 
     def _merge_shape(self, tensor: Tensor, shape: Shape | None) -> str | None:
-        """Merge a shape with those of earlier calls; return how it differs from the recorded one, if it does."""
-        self.shapes[tensor] = _agreed(shape, self.shapes.get(tensor, shape))
+        """Keep a shape that equals those of earlier calls; return how it differs from the recorded one, if it does."""
+        is_same = self.shapes.get(tensor, shape) == shape
+        self.shapes[tensor] = shape if is_same else None
         return misfit(shape, recorded_shape(tensor))
 
     def enter(self, index: int, inputs: Sequence[Fact]) -> Sequence[Fact] | None:
@@ -293,13 +288,6 @@ class _Walk:
         outputs = self.walk(graph, facts, is_called=True)
         self._entered[key] = outputs
         return outputs
-
-
-def _agreed(shape: Shape | None, other: Shape | None) -> Shape | None:
-    """The sizes on which two shapes agree, others open; None if either is unknown or the ranks differ."""
-    if shape is None or other is None or len(shape) != len(other):
-        return None
-    return tuple(size if size == same else OPEN for size, same in zip(shape, other, strict=True))
 
 
 def check_operators(operators: Iterable[Operator], subgraphs: Sequence[Subgraph] = ()) -> None:

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, TypeAlias
 from numpy.typing import NDArray
 
 from edge_opt.ir import Operator, Tensor
-from edge_opt.ir.operators import default_options
 from edge_opt.shapes.dimension import OPEN, Shape, ShapeError, may_be_equal, product, shape_text
 
 Array: TypeAlias = NDArray[Any]
@@ -54,16 +53,9 @@ class Call:
     op: Operator
     inputs: Sequence[Fact]
 
-    def option(self, name: str) -> Any:
-        """An option's value; if omitted, the schema's default."""
-        options = self.op.options or default_options(self.op.name)
-        if options is not None and name not in options.spec.by_name:
-            raise ShapeError(f"its options are those of another operator: they have no {name}")
-        return None if options is None else options.get(name)
-
     def number(self, name: str) -> int:
         """An integer option; 0 or 1 for a boolean."""
-        return int(self.option(name) or 0)
+        return int(self.op.option(name))
 
     def has(self, index: int) -> bool:
         """True if input `index` exists; optional ones may be omitted or missing at the end."""
