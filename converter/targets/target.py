@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from importlib import resources
 from itertools import chain
@@ -138,8 +138,7 @@ class Target:
 
     def to_dict(self) -> dict[str, Any]:
         """All known facts, as JSON values."""
-        known = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        return {name: value for name, value in known.items() if value is not None}
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
     def stated(self) -> dict[str, Any]:
         """Facts that differ from those of an empty target."""
@@ -208,16 +207,12 @@ def _parse(text: str, source: str) -> Target:
     except msgspec.ValidationError as error:
         raise UsageError(f"target file {source}: {error}") from error
     facts = [entry.name for entry in fields(Target)]
-    operators = ENUMS["BuiltinOperator"]
     wrong = [f"'{key}' is unknown, {did_you_mean(key, facts)}" for key in data if key not in facts]
     extra = sorted(data.get("long_context", {}).keys() - LongContext.__annotations__.keys())
     wrong += [f"'{key}' in 'long_context' is unknown" for key in extra]
-    lists: tuple[tuple[str, str, Collection[str]], ...] = (
-        ("refused_operators", "operator", operators),
-        ("accepted_operators", "operator", operators),
-        ("unsplit_types", "type", DType.__members__),
-    )
-    for key, what, known in lists:
+    for key in ("refused_operators", "accepted_operators", "unsplit_types"):
+        what = "type" if key == "unsplit_types" else "operator"
+        known = {"type": DType.__members__, "operator": ENUMS["BuiltinOperator"]}[what]
         for name in getattr(target, key):
             if name not in known:
                 meant = did_you_mean(name, known)
