@@ -11,6 +11,7 @@ ones, and the perplexity was 12.5 times the checkpoint's. A bias fits if the wei
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +19,9 @@ from numpy.typing import NDArray
 from edge_opt.base.errors import EdgeOptError
 from edge_opt.base.words import many
 from edge_opt.building.gptq import Floats
-from edge_opt.building.logits import by_row
-from edge_opt.ir import Buffer, DType, Model, Operator, Subgraph, Tensor
+from edge_opt.building.logits import constant
+from edge_opt.ir import DType, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.cleanup import parts_in_use, remove_unused
-from edge_opt.schema import Data
 from edge_opt.soundness import LARGEST_BIAS, bias_of, is_clipped
 
 _ABOVE = 1 + 1e-6  # so that a bias fits after its scale is rounded to float32
@@ -38,11 +38,8 @@ def weights_of(model: Model) -> Iterator[Tensor]:
 
 
 def _is_weights(reader: Operator, weights: Tensor) -> bool:
-    return (
-        reader.name == "FULLY_CONNECTED"
-        and reader.inputs[1] is weights
-        and reader.inputs.count(weights) == 1
-    )
+    places = [place for place, tensor in enumerate(reader.inputs) if tensor is weights]
+    return reader.name == "FULLY_CONNECTED" and places == [1]
 
 
 def known_bias(stored: Tensor, known: Iterable[Floats]) -> Floats:
@@ -67,15 +64,19 @@ def stored_biases(copies: Iterable[Tensor]) -> dict[Operator, Tensor]:
     return found
 
 
-def replace_weights(weights: Tensor, new: Tensor, biases: Mapping[Operator, Floats]) -> None:
-    """Make all readers read new weights, and `biases` in steps that follow from their scales, in which they fit."""
-    graph = weights.consumers[0].subgraph
-    assert graph is not None
-    graph.add_tensor(new)
-    for reader, stored in stored_biases([weights]).items():
-        codes = _bias_codes(stored, biases[reader], reader.input(0), new)
-        graph.set_input(reader, 2, graph.add_tensor(codes))
-    graph.replace_uses(weights, new)
+def replace_all(copies: Iterable[Tensor], made: Tensor, biases: Mapping[Operator, Floats]) -> None:
+    """Make all readers of weights read new ones, and `biases` in steps that follow from the new scales; they must fit.
+
+    Copies in several entry points share the bytes of the new weights, too.
+    """
+    for weights in copies:
+        graph = weights.consumers[0].subgraph
+        assert graph is not None
+        new = graph.add_tensor(replace(made, name=weights.name))
+        for reader, stored in stored_biases([weights]).items():
+            codes = _bias_codes(stored, biases[reader], reader.input(0), new)
+            graph.set_input(reader, 2, graph.add_tensor(codes))
+        graph.replace_uses(weights, new)
 
 
 def _bias_codes(stored: Tensor, bias: Floats, operand: Tensor, weights: Tensor) -> Tensor:
@@ -86,13 +87,7 @@ def _bias_codes(stored: Tensor, bias: Floats, operand: Tensor, weights: Tensor) 
     codes = np.rint(bias.astype(np.float64) / scales)
     # Of either type: kernels add it to sums of 32 bits, or clip it to them.
     assert np.abs(codes).max(initial=0) <= LARGEST_BIAS
-    return Tensor(
-        f"{stored.name}/in_steps",
-        stored.shape,
-        stored.dtype,
-        quantization=by_row(scales),
-        buffer=Buffer(Data(codes.astype(stored.dtype.numpy).tobytes())),
-    )
+    return constant(f"{stored.name}/in_steps", codes.astype(stored.dtype.numpy), scales)
 
 
 def restore_clipped(model: Model, exported: Model) -> str:
@@ -183,10 +178,5 @@ def _widen(copies: Sequence[Tensor], biases: Mapping[Operator, Floats]) -> int:
     steps = np.broadcast_to(first.quantization.scale, len(codes)).astype(np.float32)
     wide = steps_for(biases, steps)
     coarser = np.rint(codes * (steps / wide)[:, None]).astype(np.int8)
-    buffer = Buffer(Data(coarser.tobytes()))
-    for weights in copies:
-        new = Tensor(
-            weights.name, weights.shape, DType.INT8, quantization=by_row(wide), buffer=buffer
-        )
-        replace_weights(weights, new, biases)
+    replace_all(copies, constant(first.name, coarser, wide), biases)
     return int((wide > steps).sum())

@@ -25,7 +25,7 @@ from edge_opt.building.held_out import Halves, in_turn, read_texts
 from edge_opt.building.litert_lm import float_softmax, score_text
 from edge_opt.building.recipe import EMULATE, EVALUATE
 from edge_opt.building.source import ADAPTER_CONFIG, Kind, look_at
-from edge_opt.building.stages import Job
+from edge_opt.building.stages import Job, Values
 from edge_opt.ir import DType
 from edge_opt.ir.opening import Opened
 from edge_opt.npu.compiler import Compiler
@@ -224,7 +224,7 @@ def check_runtimes(*, bundles: bool = True) -> dict[str, str]:
     return versions_of(("litert_lm",), _INSTALL_LM) if bundles else {}
 
 
-def emulation(texts: Sequence[str], tokens: int, compiler: Compiler) -> dict[str, Any]:
+def emulation(texts: Sequence[str], tokens: int, compiler: Compiler) -> Values:
     """Options of the emulator stage: up to five of the texts, the tokens to score of each, and the compiler's."""
     most = min(_PROMPTS, max(1, tokens // 2))
     some = texts[:: math.ceil(len(texts) / most)]
@@ -236,7 +236,7 @@ def emulation(texts: Sequence[str], tokens: int, compiler: Compiler) -> dict[str
     }
 
 
-def score(job: Job, progress: Progress) -> dict[str, Any]:
+def score(job: Job, progress: Progress) -> Values:
     """Score prompts of `parts` in LiteRT-LM until the ratio is precise enough; a bundle's prompts run in parallel."""
     reference, *bundles = job.inputs
     checkpoint = Checkpoint(job.inputs[reference])
@@ -345,7 +345,7 @@ class Checkpoint:
         return Text(tuple(ids[:at]), tuple(ids[at : at + count]))
 
 
-def emulate(job: Job, progress: Progress) -> dict[str, Any]:
+def emulate(job: Job, progress: Progress) -> Values:
     """Score `tokens` tokens of each of `texts`, on CPU kernels and in the NPU's emulator."""
     reference, *bundles = job.inputs
     options = job.options

@@ -7,10 +7,8 @@ keeps codes and scales, and a constant is recognized by its signs, which 8 bits 
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +16,7 @@ from edge_opt.base.errors import EdgeOptError
 from edge_opt.base.words import Progress, many
 from edge_opt.building.biases import (
     known_bias,
-    replace_weights,
+    replace_all,
     restore_clipped,
     steps_for,
     stored_biases,
@@ -27,7 +25,7 @@ from edge_opt.building.biases import (
 from edge_opt.building.gptq import LEAST_ROW, Codes, Floats, Grid
 from edge_opt.building.logits import four_bits, moments_of, narrow_logits
 from edge_opt.building.rounding import read_rounded
-from edge_opt.building.stages import Job
+from edge_opt.building.stages import Job, Values
 from edge_opt.ir import Model, Operator, Tensor
 from edge_opt.ir.cleanup import parts_in_use, remove_unused
 from edge_opt.ir.opening import Opened
@@ -35,7 +33,7 @@ from edge_opt.ir.opening import Opened
 _HALF_A_STEP = 0.501
 
 
-def narrow(job: Job, progress: Progress) -> dict[str, Any]:
+def narrow(job: Job, progress: Progress) -> Values:
     """Run the stage: weights of the logits, and of the layers if the checkpoint was rounded, become 4 bits wide."""
     notes = []
     rounded = None
@@ -85,9 +83,7 @@ def narrow_layers(model: Model, grids: Mapping[str, Grid], biases: Mapping[str, 
         stored = stored_biases(copies)
         real = {reader: known_bias(bias, known) for reader, bias in stored.items()}
         narrow = four_bits(names[0], _with_room(grids[names[0]], real))
-        for weights in copies:
-            # Entry points share the bytes of weights, and of the narrow ones too.
-            replace_weights(weights, replace(narrow, name=weights.name), real)
+        replace_all(copies, narrow, real)
 
 
 def _places(model: Model, grids: Mapping[str, Grid]) -> dict[tuple[str, ...], list[Tensor]]:
