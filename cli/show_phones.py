@@ -17,17 +17,12 @@ _MINUTE = 60
 
 
 def show_profiles(profiles: Sequence[Profile]) -> None:
-    """Print a table of signatures for each model."""
+    """Print a table of signatures for each model, and what runs where in those that do not run as a whole."""
     output.say(_settings(profiles[0]))
     for entry, (model, rows) in zip(profiles, _tables(profiles), strict=True):
-        output.say("", model, *output.table(rows), *_on_cpu(entry))
+        parted = [one.placement for one in entry.signatures if one.taken < one.operators]
+        output.say("", model, *output.table(rows), *placement_lines(parted, "the compiler"))
     output.say("", *_notes(profiles))
-
-
-def _on_cpu(entry: Profile) -> list[str]:
-    """What runs where, of the signatures that do not run as a whole."""
-    parted = [one.placement for one in entry.signatures if one.taken < one.operators]
-    return placement_lines(parted, "the compiler")
 
 
 def profile_page(profiles: Sequence[Profile], gain: GainPicture) -> str:

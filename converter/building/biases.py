@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from edge_opt.base.errors import EdgeOptError
 from edge_opt.base.words import many
 from edge_opt.building.gptq import Floats
-from edge_opt.building.logits import constant
+from edge_opt.building.logits import constant, row_scales
 from edge_opt.ir import DType, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.cleanup import parts_in_use, remove_unused
+from edge_opt.passes.codes import step_of
 from edge_opt.soundness import LARGEST_BIAS, bias_of, is_clipped
 
 _ABOVE = 1 + 1e-6  # so that a bias fits after its scale is rounded to float32
@@ -74,20 +75,14 @@ def replace_all(copies: Iterable[Tensor], made: Tensor, biases: Mapping[Operator
         assert graph is not None
         new = graph.add_tensor(replace(made, name=weights.name))
         for reader, stored in stored_biases([weights]).items():
-            codes = _bias_codes(stored, biases[reader], reader.input(0), new)
-            graph.set_input(reader, 2, graph.add_tensor(codes))
+            scales = step_of(reader.input(0)) * row_scales(new)
+            codes = np.rint(biases[reader].astype(np.float64) / scales)
+            # Of either type: kernels add it to sums of 32 bits, or clip it to them.
+            assert np.abs(codes).max(initial=0) <= LARGEST_BIAS
+            narrow = codes.astype(stored.dtype.numpy)
+            bias = graph.add_tensor(constant(f"{stored.name}/in_steps", narrow, scales))
+            graph.set_input(reader, 2, bias)
         graph.replace_uses(weights, new)
-
-
-def _bias_codes(stored: Tensor, bias: Floats, operand: Tensor, weights: Tensor) -> Tensor:
-    """The bias in steps of the product of the operand's scale and the weights' scales, in its stored type."""
-    assert operand.quantization is not None
-    assert weights.quantization is not None
-    scales = operand.quantization.scale[0] * weights.quantization.scale
-    codes = np.rint(bias.astype(np.float64) / scales)
-    # Of either type: kernels add it to sums of 32 bits, or clip it to them.
-    assert np.abs(codes).max(initial=0) <= LARGEST_BIAS
-    return constant(f"{stored.name}/in_steps", codes.astype(stored.dtype.numpy), scales)
 
 
 def restore_clipped(model: Model, exported: Model) -> str:
@@ -147,10 +142,9 @@ def _before(bias: Tensor, exported: Subgraph | None) -> Floats | None:
 
 def _is_stored(real: Floats, bias: Tensor) -> bool:
     """True if a stored bias is this one, to one of its steps, where it is not clipped."""
-    assert bias.quantization is not None
     if real.shape != bias.shape:
         return False
-    steps = bias.quantization.scale.astype(np.float64)
+    steps = row_scales(bias).astype(np.float64)
     stored = np.asarray(bias.array()) * steps
     clipped = is_clipped(bias)
     is_near = np.abs(stored - real) <= steps + 1e-6 * np.abs(real)
@@ -173,9 +167,8 @@ def steps_for(biases: Mapping[Operator, Floats], steps: Floats) -> Floats:
 def _widen(copies: Sequence[Tensor], biases: Mapping[Operator, Floats]) -> int:
     """Give weights, which the copies share, the least steps in which all biases fit; the number of rows that change."""
     first = copies[0]
-    assert first.quantization is not None
     codes: NDArray[np.int8] = np.asarray(first.array(), np.int8)
-    steps = np.broadcast_to(first.quantization.scale, len(codes)).astype(np.float32)
+    steps = row_scales(first)
     wide = steps_for(biases, steps)
     coarser = np.rint(codes * (steps / wide)[:, None]).astype(np.int8)
     replace_all(copies, constant(first.name, coarser, wide), biases)

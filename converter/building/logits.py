@@ -111,10 +111,8 @@ def _product(outputs: dict[str, Tensor]) -> Operator | None:
 
 def _parts(weights: Tensor, moments: Floats, kept: int, progress: Progress) -> list[Tensor]:
     """The weights as two constants: the first `kept` rows unchanged, the others in 4 bits."""
-    quantization = weights.quantization
-    assert quantization is not None
     codes = np.asarray(weights.array(), np.int8)
-    scales = np.broadcast_to(quantization.scale, len(codes)).astype(np.float32)
+    scales = row_scales(weights)
     frequent = constant(f"{weights.name}/frequent", codes[:kept], scales[:kept])
     rounder = Rounder(moments)
     grids = []
@@ -140,6 +138,12 @@ def constant(name: str, codes: NDArray[Any], scales: Floats) -> Tensor:
     dtype = DType[codes.dtype.name.upper()]
     buffer = Buffer(Data(codes.tobytes()))
     return Tensor(name, codes.shape, dtype, quantization=by_row(scales), buffer=buffer)
+
+
+def row_scales(constant: Tensor) -> Floats:
+    """The scale of each row of a quantized constant `[rows, ..]`, which may be the same for all."""
+    assert constant.quantization is not None
+    return np.broadcast_to(constant.quantization.scale, constant.shape[0]).astype(np.float32)
 
 
 def by_row(scales: Floats) -> Quantization:

@@ -23,7 +23,7 @@ from edge_opt.building.biases import (
     weights_of,
 )
 from edge_opt.building.gptq import LEAST_ROW, Codes, Floats, Grid
-from edge_opt.building.logits import four_bits, moments_of, narrow_logits
+from edge_opt.building.logits import four_bits, moments_of, narrow_logits, row_scales
 from edge_opt.building.rounding import read_rounded
 from edge_opt.building.stages import Job, Values
 from edge_opt.ir import Model, Operator, Tensor
@@ -123,7 +123,6 @@ def _signs(codes: Codes) -> bytes:
 
 def _is_near(weights: Tensor, grid: Grid) -> bool:
     """True if 8-bit weights are the rounded ones, to half an 8-bit step."""
-    assert weights.quantization is not None
-    step = np.asarray(weights.quantization.scale, np.float64).reshape(-1, 1)
+    step = row_scales(weights).astype(np.float64)[:, None]
     values = np.asarray(weights.array(), np.float64) * step
     return bool((np.abs(values - grid.values()) <= _HALF_A_STEP * step).all())

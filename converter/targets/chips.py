@@ -1,9 +1,8 @@
 """Chips by name, their vendors, the vendors' targets, and facts about Qualcomm's NPUs."""
 
 import tomllib
-from dataclasses import dataclass
 from importlib import resources
-from typing import Final
+from typing import Final, NamedTuple
 
 _DATA: Final = tomllib.loads(
     (resources.files(__package__) / "chips.toml").read_text(encoding="utf-8")
@@ -14,8 +13,7 @@ _JUDGES = ("SA8775", "SA8797")
 DEFAULT_CHIP = "SM8750"
 
 
-@dataclass(frozen=True, slots=True)
-class Chip:
+class Chip(NamedTuple):
     """A chip, by the compiler's name for it; `vtcm` is its NPU's on-chip memory in MiB."""
 
     name: str
