@@ -241,9 +241,9 @@ def score(job: Job, progress: Progress) -> Values:
     reference, *bundles = job.inputs
     checkpoint = Checkpoint(job.inputs[reference])
     parts = job.options["parts"]
-    likelihoods: dict[str, list[float]] = {name: [] for name in job.inputs}
-    skipped = 0
+    tokens: list[tuple[Any, ...]] = []  # the log-likelihoods by all models of each token
     lengths: list[int] = []
+    skipped = 0
     cores = len(os.sched_getaffinity(0))
     with ProcessPoolExecutor(cores, multiprocessing.get_context("spawn")) as pool:
         for start in range(0, len(parts), _BATCH):
@@ -260,42 +260,26 @@ def score(job: Job, progress: Progress) -> Values:
                 texts = {name: one.text for name, one in zip(bundles, answers, strict=True)}
                 found = [checkpoint.likelihoods(halves, texts)]
                 found += [one.likelihoods for one in answers]
-                lengths.append(_add(likelihoods, found))
-            if likelihoods[reference] and _worst_error(likelihoods, reference) <= ERROR:
+                known = [token for token in zip(*found, strict=True) if None not in token]
+                tokens += known
+                lengths.append(len(known))
+            expected, *others = np.reshape(tokens, (-1, len(job.inputs))).T.tolist()
+            # Of the ratio of each bundle, by tokens.
+            if expected and max(ratio_of(own, expected)[1] for own in others) <= ERROR:
                 break
     if not lengths:
         raise UsageError(
             "every held-out prompt is longer than the bundle's cache: give shorter ones"
         )
-    scores: list[ModelScore] = []
-    for name, own in likelihoods.items():
-        one = ModelScore.of(name, own, likelihoods[reference], lengths)
-        weights = {} if name == reference else _weights(job.inputs[name])
-        scores.append(replace(one, weights=weights))
+    scores = [ModelScore.of(reference, expected, expected, lengths)]
+    for name, own in zip(bundles, others, strict=True):
+        one = ModelScore.of(name, own, expected, lengths)
+        scores.append(replace(one, weights=_weights(job.inputs[name])))
     return asdict(Evaluation(scores, len(lengths), skipped))
-
-
-def _add(likelihoods: Mapping[str, list[float]], found: Sequence[Sequence[float | None]]) -> int:
-    """Add the tokens of one prompt that all models could score, and count them; `found` has a row for each model."""
-    count = 0
-    for token in zip(*found, strict=True):
-        known = [likelihood for likelihood in token if likelihood is not None]
-        if len(known) == len(token):
-            count += 1
-            for own, likelihood in zip(likelihoods.values(), known, strict=True):
-                own.append(likelihood)
-    return count
 
 
 def _weights(bundle: str) -> dict[str, int]:
     return Opened(bundle).main().model.weight_bytes()
-
-
-def _worst_error(likelihoods: Mapping[str, Sequence[float]], reference: str) -> float:
-    """The largest standard error, by tokens, of a bundle's ratio to the reference."""
-    expected = likelihoods[reference]
-    errors = [ratio_of(own, expected)[1] for name, own in likelihoods.items() if name != reference]
-    return max(errors)
 
 
 class Checkpoint:

@@ -22,7 +22,7 @@ from edge_opt.base.record import from_dict
 from edge_opt.base.words import Progress
 from edge_opt.building.biases import restore_clipped
 from edge_opt.building.masks import widen_masks
-from edge_opt.building.mending import mend_export, save_in_place, widen_sums, write_window
+from edge_opt.building.mending import mend_export, save_main, widen_sums, write_window
 from edge_opt.building.prompts import Wording, check_lengths, plan_prompts, read_prompts, wording_of
 from edge_opt.building.rings import SETTING, plan_caches
 from edge_opt.building.rotation import prepare
@@ -299,13 +299,12 @@ def quantize(job: Job, _: Progress) -> Values:
     if lost:
         notes.append(f"Restored sections that litert-torch dropped: {', '.join(lost)}")
     opened = Opened(job.model)
-    main = opened.main()
-    mended = [widen_masks(main.model)]
+    model = opened.main().model
+    mended = [widen_masks(model)]
     if job.options["restore"]:
-        mended.append(restore_clipped(main.model, Opened(exported).main().model))
+        mended.append(restore_clipped(model, Opened(exported).main().model))
     if any(mended):
-        main.changed = True
-        save_in_place(opened, job.model)
+        save_main(opened, job.model)
     return {"notes": [*notes, *filter(None, mended)]}
 
 

@@ -20,9 +20,7 @@ from edge_opt.schema.data import Source
 
 CONFIG = "config.json"
 """The file with a checkpoint's settings."""
-_GENERATION = "generation_config.json"
 _END = "eos_token_id"
-_TOKENIZER_CONFIG = "tokenizer_config.json"
 _TEMPLATE = "chat_template"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -176,10 +174,10 @@ def _check_ends(path: Path) -> None:
 
     litert-torch takes it from the generation settings, or else from the model's, and from a chat template.
     """
-    settings = path / _GENERATION
+    settings = path / "generation_config.json"
     if not settings.is_file():
         return  # many families have a default
-    tokenizer = path / _TOKENIZER_CONFIG
+    tokenizer = path / "tokenizer_config.json"
     has_template = (path / f"{_TEMPLATE}.jinja").is_file() or (
         tokenizer.is_file() and _TEMPLATE in read_object(tokenizer)
     )
