@@ -248,8 +248,8 @@ def run_demo(folder: Path | None, *, overwrite: bool) -> int:
 
 
 def _demo_in(folder: Path, where: str, *, overwrite: bool) -> int:
-    results: list[ConversionResult] = []
-    reports: list[ComparisonReport] = []
+    results = []
+    reports = []
     for name, about in MODELS.items():
         output.say(f"== {name}: a tiny Gemma3 with random weights, {about}")
         source = folder / name

@@ -91,7 +91,7 @@ def _places(model: Model, grids: Mapping[str, Grid]) -> dict[tuple[str, ...], li
     wanted: defaultdict[bytes, list[str]] = defaultdict(list)
     for name, grid in grids.items():
         wanted[_signs(grid.codes)].append(name)
-    names_of: dict[int, tuple[str, ...]] = {}
+    names_of = {}
     places: defaultdict[tuple[str, ...], list[Tensor]] = defaultdict(list)
     for weights in weights_of(model):
         content = id(weights.buffer)
