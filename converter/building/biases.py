@@ -14,11 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edge_opt.base.errors import EdgeOptError
 from edge_opt.base.words import many
-from edge_opt.building.gptq import Floats
+from edge_opt.building.gptq import Floats, Grid
 from edge_opt.building.logits import constant, row_scales
 from edge_opt.ir import DType, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.cleanup import parts_in_use, remove_unused
@@ -153,23 +152,22 @@ def _is_stored(real: Floats, bias: Tensor) -> bool:
     return bool(np.where(clipped, is_beyond, is_near).all())
 
 
-def steps_for(biases: Mapping[Operator, Floats], steps: Floats) -> Floats:
-    """The least steps `[rows]` of weights, no less than `steps`, in which all biases of their readers fit 32 bits."""
-    wide = steps
+def with_room(grid: Grid, biases: Mapping[Operator, Floats]) -> Grid:
+    """Weights in the least steps, no less than their own, in which all biases of their readers fit 32 bits."""
+    wide = grid.scales
     for reader, bias in biases.items():
         operand = reader.input(0).quantization
         assert operand is not None
         needed = np.abs(bias.astype(np.float64)) / (operand.scale[0] * float(LARGEST_BIAS))
         wide = np.maximum(wide, (_ABOVE * needed).astype(np.float32))
-    return wide
+    codes = np.rint(grid.codes * (grid.scales / wide)[:, None])
+    return Grid(codes.astype(np.int8), wide)
 
 
 def _widen(copies: Sequence[Tensor], biases: Mapping[Operator, Floats]) -> int:
     """Give weights, which the copies share, the least steps in which all biases fit; the number of rows that change."""
     first = copies[0]
-    codes: NDArray[np.int8] = np.asarray(first.array(), np.int8)
-    steps = row_scales(first)
-    wide = steps_for(biases, steps)
-    coarser = np.rint(codes * (steps / wide)[:, None]).astype(np.int8)
-    replace_all(copies, constant(first.name, coarser, wide), biases)
-    return int((wide > steps).sum())
+    fine = Grid(np.asarray(first.array(), np.int8), row_scales(first))
+    wide = with_room(fine, biases)
+    replace_all(copies, constant(first.name, wide.codes, wide.scales), biases)
+    return int((wide.scales > fine.scales).sum())

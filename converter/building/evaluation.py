@@ -3,7 +3,6 @@
 import math
 import multiprocessing
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
@@ -28,7 +27,7 @@ from edge_opt.building.source import ADAPTER_CONFIG, Kind, look_at
 from edge_opt.building.stages import Job, Values
 from edge_opt.ir import DType
 from edge_opt.ir.opening import Opened
-from edge_opt.npu.compiler import Compiler
+from edge_opt.npu.compiler import Compiler, scratch_folder
 from edge_opt.npu.scoring import Closeness, Text, read
 from edge_opt.npu.vendors import backend_of
 
@@ -212,9 +211,9 @@ def evaluate(
         backend = backend_of(compiler.chip)
         backend.check_emulator(compiler)
         libraries = str(backend.libraries(compiler))
-    with tempfile.TemporaryDirectory(prefix="edge-opt-") as name:
-        job = Job(stage.name, name, inputs, options=options, libraries=libraries)
-        values, _ = stages.carry_out(job, Path(name) / "log", progress or no_progress)
+    with scratch_folder() as folder:
+        job = Job(stage.name, str(folder), inputs, options=options, libraries=libraries)
+        values, _ = stages.carry_out(job, folder / "log", progress or no_progress)
     return from_dict(Evaluation, values)
 
 
@@ -345,8 +344,8 @@ def emulate(job: Job, progress: Progress) -> Values:
     scores = [_close(reference, itself, itself, lengths)]
     for bundle in bundles:
         path = job.inputs[bundle]
-        with tempfile.TemporaryDirectory() as place:
-            copy = Path(place, Path(path).name)
+        with scratch_folder() as folder:
+            copy = folder / Path(path).name
             float_softmax(path, copy)
             cpu = np.concatenate(read(copy, texts))
         if cpu.shape != expected.shape:

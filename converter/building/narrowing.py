@@ -18,15 +18,15 @@ from edge_opt.building.biases import (
     known_bias,
     replace_all,
     restore_clipped,
-    steps_for,
     stored_biases,
     weights_of,
+    with_room,
 )
 from edge_opt.building.gptq import LEAST_ROW, Codes, Floats, Grid
 from edge_opt.building.logits import four_bits, moments_of, narrow_logits, row_scales
 from edge_opt.building.rounding import read_rounded
 from edge_opt.building.stages import Job, Values
-from edge_opt.ir import Model, Operator, Tensor
+from edge_opt.ir import Model, Tensor
 from edge_opt.ir.cleanup import parts_in_use, remove_unused
 from edge_opt.ir.opening import Opened
 
@@ -82,8 +82,12 @@ def narrow_layers(model: Model, grids: Mapping[str, Grid], biases: Mapping[str, 
         known = [biases[name] for name in names if name in biases]
         stored = stored_biases(copies)
         real = {reader: known_bias(bias, known) for reader, bias in stored.items()}
-        narrow = four_bits(names[0], _with_room(grids[names[0]], real))
-        replace_all(copies, narrow, real)
+        grid = grids[names[0]]
+        if real:
+            # Rows of zeros take the finest steps.
+            fine = np.where(grid.codes.any(axis=1), grid.scales, LEAST_ROW / 127)
+            grid = with_room(Grid(grid.codes, fine.astype(np.float32)), real)
+        replace_all(copies, four_bits(names[0], grid), real)
 
 
 def _places(model: Model, grids: Mapping[str, Grid]) -> dict[tuple[str, ...], list[Tensor]]:
@@ -101,19 +105,6 @@ def _places(model: Model, grids: Mapping[str, Grid]) -> dict[tuple[str, ...], li
         if names_of[content]:
             places[names_of[content]].append(weights)
     return places
-
-
-def _with_room(grid: Grid, biases: Mapping[Operator, Floats]) -> Grid:
-    """The weights of products with such biases, in coarser steps for rows whose bias would not fit 32 bits.
-
-    They are as coarse as those of 8-bit weights would have to be. Rows of zeros take the finest steps.
-    """
-    if not biases:
-        return grid
-    fine = np.where(grid.codes.any(axis=1), grid.scales, LEAST_ROW / 127).astype(np.float32)
-    steps = steps_for(biases, fine)
-    codes = np.rint(grid.codes * (grid.scales / steps)[:, None])
-    return Grid(codes.astype(np.int8), steps)
 
 
 def _signs(codes: Codes) -> bytes:
