@@ -10,7 +10,7 @@ ones, and the perplexity was 12.5 times the checkpoint's. A bias fits if the wei
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -27,14 +27,16 @@ from edge_opt.soundness import LARGEST_BIAS, bias_of, is_clipped
 _ABOVE = 1 + 1e-6  # so that a bias fits after its scale is rounded to float32
 
 
-def weights_of(model: Model) -> Iterator[Tensor]:
-    """Matrices of int8 constants that only FULLY_CONNECTED operators read, as weights, each once."""
+def shared_weights(model: Model) -> list[list[Tensor]]:
+    """Matrices of int8 constants that only FULLY_CONNECTED operators read, as weights; groups share their bytes."""
+    shared: defaultdict[int, list[Tensor]] = defaultdict(list)
     for graph in model.subgraphs:
         for weights in dict.fromkeys(op.inputs[1] for op in graph if op.name == "FULLY_CONNECTED"):
             if weights is None or not weights.has_numbers or weights.dtype is not DType.INT8:
                 continue
             if all(_is_weights(reader, weights) for reader in weights.consumers):
-                yield weights
+                shared[id(weights.buffer)].append(weights)
+    return [*shared.values()]
 
 
 def _is_weights(reader: Operator, weights: Tensor) -> bool:
@@ -98,11 +100,8 @@ def restore_clipped(model: Model, exported: Model) -> str:
     before: dict[Subgraph | None, Subgraph] = {
         graph: graphs[name] for name, graph in model.entry_points() if name in graphs
     }
-    shared: defaultdict[int, list[Tensor]] = defaultdict(list)
-    for weights in weights_of(model):
-        shared[id(weights.buffer)].append(weights)
     changed = 0
-    for copies in shared.values():
+    for copies in shared_weights(model):
         biases = _clipped(copies, before)
         if biases:
             changed += _widen(copies, biases)

@@ -18,8 +18,8 @@ from edge_opt.building.biases import (
     known_bias,
     replace_all,
     restore_clipped,
+    shared_weights,
     stored_biases,
-    weights_of,
     with_room,
 )
 from edge_opt.building.gptq import LEAST_ROW, Codes, Floats, Grid
@@ -95,15 +95,13 @@ def _places(model: Model, grids: Mapping[str, Grid]) -> dict[tuple[str, ...], li
     wanted: defaultdict[bytes, list[str]] = defaultdict(list)
     for name, grid in grids.items():
         wanted[_signs(grid.codes)].append(name)
-    names_of = {}
     places: defaultdict[tuple[str, ...], list[Tensor]] = defaultdict(list)
-    for weights in weights_of(model):
-        content = id(weights.buffer)
-        if content not in names_of:
-            named = wanted.get(_signs(np.asarray(weights.array(), np.int8)), ())
-            names_of[content] = tuple(name for name in named if _is_near(weights, grids[name]))
-        if names_of[content]:
-            places[names_of[content]].append(weights)
+    for copies in shared_weights(model):
+        weights = copies[0]
+        named = wanted.get(_signs(np.asarray(weights.array(), np.int8)), ())
+        names = tuple(name for name in named if _is_near(weights, grids[name]))
+        if names:
+            places[names] += copies
     return places
 
 

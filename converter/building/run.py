@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +52,7 @@ from edge_opt.schema.data import Data, Source
 from edge_opt.schema.litertlm import SUFFIX
 from edge_opt.soundness import MASK_TOO_SMALL, sentences
 from edge_opt.targets import Target, load_target
-from edge_opt.targets.chips import TARGETS, VENDORS, find_chip
+from edge_opt.targets.chips import NAMES, TARGETS, find_chip
 
 WORST_RATIO = 1.05
 """Perplexity relative to the checkpoint's above which a build warns, or fails if the layers' weights are in 4 bits."""
@@ -278,7 +277,7 @@ def _chip_of(name: str) -> tuple[str, str]:
     """The vendor of a chip, as litert-torch's pipeline names it, and the chip; UsageError for an unknown chip."""
     found = find_chip(name)
     if found is None:
-        error = unknown("chip", name.strip(), chain.from_iterable(VENDORS.values()))
+        error = unknown("chip", name.strip(), NAMES)
         raise UsageError(f"{error}; `adb shell getprop ro.soc.model` asks a phone for its chip")
     return found
 

@@ -161,12 +161,13 @@ def _checkpoint(path: Path) -> Given:
     for file in files:
         if file.name.endswith(_INDEX):
             _check_index(file)
-    if not any(file.suffix in _WEIGHTS for file in files):
+    given = Given(path, Kind.CHECKPOINT, files)
+    if not given.weights:
         raise UsageError(f"{path} has no weights (*.safetensors)")
-    for file in files:
+    for file in given.weights:
         if file.suffix == ".safetensors":
             _check_length(file)
-    return Given(path, Kind.CHECKPOINT, files)
+    return given
 
 
 def _check_ends(path: Path) -> None:

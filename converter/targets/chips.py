@@ -2,6 +2,7 @@
 
 import tomllib
 from importlib import resources
+from itertools import chain
 from typing import Final, NamedTuple
 
 _DATA: Final = tomllib.loads(
@@ -48,6 +49,8 @@ CHIPS: Final = {
 """Chips whose Hexagon version is known."""
 VENDORS: Final[dict[str, list[str]]] = {"qualcomm": list(CHIPS), **_DATA["others"]}
 """LiteRT's chips by vendor, with the vendor names of litert-torch's pipeline."""
+NAMES = [*chain.from_iterable(VENDORS.values())]
+"""All chips."""
 TARGETS: Final[dict[str, str]] = _DATA["targets"]
 """The target for each vendor, by the vendor names of LiteRT and its pipeline."""
 

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from importlib import resources
-from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypedDict
 
@@ -23,7 +22,7 @@ from edge_opt.ir import DType, Operator
 from edge_opt.ir.composites import COMPOSITE, composite_name
 from edge_opt.ir.refusal import RefusedError, Why
 from edge_opt.schema.table import ENUMS
-from edge_opt.targets.chips import TARGETS, VENDORS, find_chip
+from edge_opt.targets.chips import NAMES, TARGETS, find_chip
 
 Form: TypeAlias = Annotated[str, Meta(pattern=f"^({'|'.join(FORM_NAMES)})$")]
 Count: TypeAlias = Annotated[int, Meta(ge=1)]
@@ -189,7 +188,7 @@ def load_target(name: TargetLike) -> Target:
         return replace(load_target(TARGETS[vendor]), chip=chip)
     if name not in target_names() and not name.endswith(".toml"):
         known = [*target_names(), "a chip, such as SM8750", "a .toml file"]
-        raise unknown("target", name, known, also=chain.from_iterable(VENDORS.values()))
+        raise unknown("target", name, known, also=NAMES)
     path = Path(name) if name.endswith(".toml") else resources.files(__package__) / f"{name}.toml"
     try:
         return _parse(path.read_text(encoding="utf-8"), name)
