@@ -127,7 +127,7 @@ def _estimates(result: BuildResult) -> str:
     parts = []
     for gain in result.optimized.get("signatures", ()):
         before = gain["before"] and gain["before"]["time"]
-        after = gain[{"converted": "after", "exported": "before"}[gain["kept"]]]
+        after = gain["after" if gain["kept"] == "converted" else "before"]
         if before and after and after["time"]:
             milliseconds = f"{before['us'] / 1000:.3f} -> {after['time']['us'] / 1000:.3f} ms"
             parts.append(f"{gain['signature']} {milliseconds}")
@@ -139,8 +139,10 @@ def _estimates(result: BuildResult) -> str:
 def _quality(result: BuildResult) -> str:
     """The bundle's perplexity with its error, on one line, and its divergence in the emulator."""
     evaluation = result.evaluation
-    if evaluation is None or not evaluation.models:
-        return "Not evaluated." if evaluation is None else evaluation.note
+    if evaluation is None:
+        return "Not evaluated."
+    if not evaluation.models:
+        return evaluation.note
     bundle, *emulated = evaluation.models[1:]
     parts = [
         f"Perplexity {_ratio_and_error(bundle)} times the checkpoint's on {bundle.tokens} tokens"
