@@ -84,7 +84,7 @@ def narrow_layers(model: Model, grids: Mapping[str, Grid], biases: Mapping[str, 
         real = {reader: known_bias(bias, known) for reader, bias in stored.items()}
         grid = grids[names[0]]
         if real:
-            # Rows of zeros take the finest steps.
+            # As coarse as 8-bit weights would have to be. Rows of zeros take the finest steps.
             fine = np.where(grid.codes.any(axis=1), grid.scales, LEAST_ROW / 127)
             grid = with_room(Grid(grid.codes, fine.astype(np.float32)), real)
         replace_all(copies, four_bits(names[0], grid), real)

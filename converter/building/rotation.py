@@ -71,9 +71,10 @@ def prepare(source: Path, output: Path, *, rotate: bool) -> Prepared:
             generation settings.
     """
     weights = load(source)
-    if not rotate:
-        return Prepared(rotated=False, note="", streamed=weights.streamed)
-    return rotate_stream(weights, source, output)._replace(streamed=weights.streamed)
+    prepared = Prepared(rotated=False, note="")
+    if rotate:
+        prepared = rotate_stream(weights, source, output)
+    return prepared._replace(streamed=weights.streamed)
 
 
 def rotate_stream(

@@ -176,9 +176,9 @@ def tool_versions() -> dict[str, str]:
     return versions | {"edge-opt": f"{version('edge-opt')}+{_code_digest()}"}
 
 
-def untried(versions: Mapping[str, str]) -> str:
+def untried(versions: Mapping[str, str | None]) -> str:
     """A warning if no whole build was made with the version of litert-torch; else empty."""
-    found = versions.get("litert-torch", TRIED[0])
+    found = versions.get("litert-torch") or TRIED[0]
     if f"{found}.".startswith(tuple(f"{one}." for one in TRIED)):
         return ""
     return (

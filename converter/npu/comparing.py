@@ -10,10 +10,9 @@ from edge_opt.base.errors import UsageError
 from edge_opt.base.words import Progress
 from edge_opt.comparison.findings import ComparisonReport, SignatureComparison, name_of
 from edge_opt.comparison.pairing import Both, Pair, Shapes, both_open, checked_numbers
-from edge_opt.conversion.models import close_inputs
 from edge_opt.ir.opening import ModelLike, Part
 from edge_opt.npu.compiler import Compiler, CompilerFailedError
-from edge_opt.npu.profiling import open_inputs
+from edge_opt.npu.profiling import still_open
 from edge_opt.npu.vendors import backend_of
 from edge_opt.runtime.inputs import array_of
 from edge_opt.runtime.metrics import measure
@@ -50,8 +49,7 @@ def compare_on_npu(
     )
     with both_open(a, b, begun, signatures=signatures, shapes=shapes, progress=progress) as both:
         for model in both.models:
-            close_inputs([Part(model)], shapes or {})
-            options = open_inputs(model)
+            options = still_open(Part(model), shapes)
             if options:
                 raise UsageError(f"open lengths are compiled as 1: give {options}")
         report = both.compared(
