@@ -181,12 +181,12 @@ def profile(
     """Report what runs on an NPU, estimated time and memory traffic."""
     from edge_opt.base.atomic import resolve_target, write_whole
     from edge_opt.cli.show_phones import profile_page, show_profiles
-    from edge_opt.npu import draw_gain, profile
+    from edge_opt.npu import Profile, draw_gain, profile
 
     compiler = options.compiler_of(sdk, chip, flags)
     if html is not None:
         resolve_target(html, overwrite=overwrite, inputs=models)
-    profiles = []
+    profiles: list[Profile] = []
     with output.bar(quiet=quiet) as progress:
         for place, path in enumerate(models):
             if progress is not None:

@@ -247,8 +247,8 @@ def run_demo(folder: Path | None, *, overwrite: bool) -> int:
 
 
 def _demo_in(folder: Path, where: str, *, overwrite: bool) -> int:
-    results = []
-    reports = []
+    results: list[ConversionResult] = []
+    reports: list[ComparisonReport] = []
     for name, about in MODELS.items():
         output.say(f"== {name}: a tiny Gemma3 with random weights, {about}")
         source = folder / name

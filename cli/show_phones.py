@@ -75,8 +75,8 @@ def _ratio(time: TimeEstimate | None, first: TimeEstimate | None) -> str:
 def show_tuning(tuning: Tuning, destination: Path | None) -> None:
     """Print the trials, best first, the failed ones with reasons, and the winner."""
     output.say(f"{tuning.chip}, {_versions(tuning.versions)}; {tuning.signature}, best first", "")
-    rows = []
-    skipped = []
+    rows: list[tuple[str, ...]] = []
+    skipped: list[str] = []
     for trial in tuning.trials:
         figures = trial.measured.figures
         if figures is None:
@@ -124,7 +124,7 @@ def show_build(result: BuildResult) -> None:
 
 def _estimates(result: BuildResult) -> str:
     """Each signature's estimate before and after, on one line."""
-    parts = []
+    parts: list[str] = []
     for gain in result.optimized.get("signatures", ()):
         before = gain["before"] and gain["before"]["time"]
         after = gain["after" if gain["kept"] == "converted" else "before"]

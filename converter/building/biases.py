@@ -57,7 +57,7 @@ def known_bias(stored: Tensor, known: Iterable[Floats]) -> Floats:
 
 def stored_biases(copies: Iterable[Tensor]) -> dict[Operator, Tensor]:
     """The bias of each product that reads one of these weights, without products that have none."""
-    found = {}
+    found: dict[Operator, Tensor] = {}
     for weights in copies:
         for reader in weights.consumers:
             bias = bias_of(reader)

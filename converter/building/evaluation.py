@@ -241,7 +241,7 @@ def score(job: Job, progress: Progress) -> Values:
     checkpoint = Checkpoint(job.inputs[reference])
     parts = job.options["parts"]
     tokens: list[tuple[Any, ...]] = []  # the log-likelihoods by all models of each token
-    lengths = []
+    lengths: list[int] = []
     skipped = 0
     cores = len(os.sched_getaffinity(0))
     with ProcessPoolExecutor(cores, multiprocessing.get_context("spawn")) as pool:

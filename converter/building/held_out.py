@@ -51,7 +51,7 @@ class Texts(NamedTuple):
 
 def repeating(texts: Sequence[str], calibrated: Iterable[Any]) -> str:
     """The end of a note: how many texts repeat calibration prompts with most of their words; empty if none does."""
-    known = set()
+    known: set[tuple[str, ...]] = set()
     for prompt in calibrated:
         known |= _runs(text_of(prompt))
     count = 0

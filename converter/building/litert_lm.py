@@ -89,7 +89,7 @@ def _in_pieces(
         tokens = engine.tokenize(read + text[:end])
         if tokens == whole[: len(tokens)]:
             ends.setdefault(len(tokens) - len(before), end)
-    found = []
+    found: list[float | None] = []
     for place in range(0, len(scored), length):
         piece = scored[place : place + length]
         start = ends.get(place)
@@ -111,7 +111,7 @@ def float_softmax(bundle: AnyPath, output: AnyPath) -> None:
     opened = Opened(bundle)
     part = opened.main()
     for graph in part.model.subgraphs:
-        operators = []
+        operators: list[Operator] = []
         for operator in graph.operators:
             if operator.name == "SOFTMAX" and operator.input(0).dtype is not DType.FLOAT32:
                 operators += _in_float(part.model, graph, operator)

@@ -81,7 +81,7 @@ def narrow_logits(model: Model, moments: Floats, progress: Progress, kept: int =
     found = dict.fromkeys(product for product in products if product is not None)
     if not found:
         raise UsageError("4-bit logits need int8 weights without a bias: use weights='8'")
-    narrowed = {}
+    narrowed: dict[int, list[Tensor]] = {}
     for product in found:
         weights = product.input(1)
         rows, hidden = weights.shape
@@ -160,7 +160,7 @@ def _cut(model: Model, product: Operator, parts: Sequence[Tensor]) -> None:
     graph = product.subgraph
     whole = product.output
     assert graph is not None
-    new = []
+    new: list[Operator] = []
     for part in parts:
         if not graph.lists(part):  # already there if products in one graph share weights
             graph.add_tensor(part)

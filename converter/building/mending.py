@@ -167,7 +167,7 @@ def widen_sums(model: Path, ranges: Path) -> None:
 
 def _broadcasting_sums(model: Path) -> set[str]:
     """Names of the results of all ADDs of different shapes."""
-    names = set()
+    names: set[str] = set()
     for part in Opened(model).parts:
         for graph in part.model.subgraphs:
             sums = [operator for operator in graph.operators if operator.name == "ADD"]

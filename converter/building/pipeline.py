@@ -127,7 +127,7 @@ def configure(job: Job, _: Progress) -> Values:
 def _used_settings() -> dict[str, set[str]]:
     """Names of the settings that each stage of the pipeline reads."""
     stages = _lib("stages")
-    used = {}
+    used: dict[str, set[str]] = {}
     for name, short in _STAGES.items():
         function = getattr(stages, f"{short}_func")
         used[name] = {*signature(function).parameters}
@@ -294,7 +294,7 @@ def quantize(job: Job, _: Progress) -> Values:
     for left in Path(job.output).glob("*intermediate.tflite"):
         left.unlink()
     exported = Path(job.inputs["model"])
-    notes = []
+    notes: list[str] = []
     lost = keep_sections(exported, job.model)
     if lost:
         notes.append(f"Restored sections that litert-torch dropped: {', '.join(lost)}")

@@ -101,15 +101,15 @@ def plan_prompts(
     too little text.
     """
     kept: list[Any] = []
-    sizes = []
+    sizes: list[int] = []
     for prompt in prompts:
         tokens = count(prompt)
         if _fits(tokens, lengths, cache):
             kept.append(prompt)
             sizes.append(tokens)
     longest = max(sizes, default=0)
-    joined = []
-    notes = []
+    joined: list[str] = []
+    notes: list[str] = []
     if len(kept) < len(prompts):
         left = many(len(prompts) - len(kept), "prompt")
         notes.append(f"Skipped {left} with more tokens than fit into a cache of {cache}")

@@ -52,7 +52,7 @@ def plan_caches(
         _check(chosen, least, window, longest, cache)
     elif window and sliding < len(kinds) and least < cache and not whole:
         ring = least
-    notes = []
+    notes: list[str] = []
     if ring is not None:
         notes.append(
             f"{sliding} of {len(kinds)} layers see {window} positions back and keep a ring buffer of {ring}; this "

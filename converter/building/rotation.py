@@ -139,7 +139,7 @@ def _norm_before(name: str) -> list[str]:
     """The weights of the layer's norm whose result a product reads, by the name of the product's weights; or none."""
     if name == _HEAD:
         return [NORM]
-    found = []
+    found: list[str] = []
     for norm, readers in _NORMS.items():
         match = readers.fullmatch(name)
         if match is not None:

@@ -397,7 +397,7 @@ def _run_last(runner: Stages, result: BuildResult, last: Mapping[Stage, Values],
     """Compile and score, at the same time if memory allows it; the path of the compiled bundle."""
     needed = [runner.needs.get(stage.name, 0) for stage in last]
     with runner.threads(side_by_side=fit_together(needed)) as threads:
-        waiting = {}
+        waiting: dict[Stage, Future[StageReport]] = {}
         for stage, options in last.items():
             waiting[stage] = threads.submit(runner.result, stage, options)
         # The compiler ends first, and its failure ends the others.

@@ -12,7 +12,7 @@ from edge_opt.ir.opening import CALL, MAIN_SECTION, is_compiled
 from edge_opt.schema.data import Source
 from edge_opt.schema.litertlm import Bundle, Section, is_bundle, read_bundle
 from edge_opt.schema.reader import read_model
-from edge_opt.schema.table import ENUMS
+from edge_opt.schema.table import ENUMS, Table
 
 _KINDS = {number: kind for kind, number in ENUMS["AnySectionDataType"].items()}
 _CHUNK = 1 << 20
@@ -53,8 +53,8 @@ def keep_sections(before: Path, after: Path) -> list[str]:
     whole = read_bundle(before)
     written = read_bundle(after)
     places = {key: index for index, key in enumerate(_keys(written))}
-    lost = []
-    models = {}
+    lost: list[str] = []
+    models: dict[int, Table] = {}
     for index, (section, key) in enumerate(zip(whole.sections, _keys(whole), strict=True)):
         if key not in places:
             lost.append(name(section))
@@ -82,7 +82,7 @@ def faults(before: Path, after: Path) -> list[str]:
     new = read_bundle(after)
     if _keys(old) != _keys(new):
         return [f"its sections are {_names(new)}, expected {_names(old)}"]
-    sentences = []
+    sentences: list[str] = []
     for index, section in enumerate(old.sections):
         wrong = _section_faults(section, old.content(index), new.content(index))
         sentences += [f"its {name(section)} {fault}" for fault in wrong]
@@ -103,7 +103,7 @@ def _model_faults(before: Model, after: Model, *, main: bool) -> list[str]:
         return ["model's signatures have changed"]
     if not main:
         return [] if is_compiled(after) else ["model differs and is not compiled"]
-    wrong = []
+    wrong: list[str] = []
     for key, graph in after.entry_points():
         left = [operator.name for operator in graph.operators if operator.code.custom_code != CALL]
         if left or len(graph) != 1:
@@ -136,7 +136,7 @@ def name(section: Section) -> str:
 def _keys(bundle: Bundle) -> list[tuple[int, str, int]]:
     """Each section's type, purpose, and number among those of the same type and purpose."""
     counts = Counter[tuple[int, str]]()
-    keys = []
+    keys: list[tuple[int, str, int]] = []
     for section in bundle.sections:
         kind = (section.data_type, section.model_type)
         keys.append((*kind, counts[kind]))

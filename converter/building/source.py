@@ -95,7 +95,7 @@ def _bundle(path: Path) -> Given:
         raise UsageError(f"{path} is {NOT_FOR_NPUS}")
     longest = max(one.positions for one in caches.caches)
     names = {one.name for one in caches.caches}
-    types = set()
+    types: set[DType] = set()
     for signature in model.signatures:
         types |= {tensor.dtype for name, tensor in signature.inputs.items() if name in names}
     is_quantized = not types.isdisjoint({DType.INT8, DType.INT16})

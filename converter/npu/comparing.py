@@ -100,7 +100,7 @@ def _emulated(both: Both, pair: Pair, compiler: Compiler) -> SignatureComparison
 
 def _distances(pair: Pair, cpu: Arrays, a: Arrays, b: Arrays) -> dict[str, tuple[float, float]]:
     """Signal-to-noise ratios of both models' outputs against the CPU's of `a`, in dB, by the output's name in `a`."""
-    distances = {}
+    distances: dict[str, tuple[float, float]] = {}
     for of_a, of_b in pair.outputs:
         if of_a.shape != of_b.shape:
             continue
@@ -113,7 +113,7 @@ def _distances(pair: Pair, cpu: Arrays, a: Arrays, b: Arrays) -> dict[str, tuple
 
 def _warning(compared: SignatureComparison) -> str:
     """Return a warning if an output is far from the CPU's, else an empty string."""
-    far = {}
+    far: dict[str, tuple[float, float]] = {}
     for one in compared.outputs:
         if one.db is not None and not min(one.db) >= _NEAR_DB:  # NaN, too
             far[one.name] = one.db

@@ -325,11 +325,11 @@ def operators_left(path: Path, scratch: Path, reasons: Mapping[int, str]) -> tup
     `reasons`: why, by an operator's place, if that is known.
     """
     compiled = scratch / _COMPILED
-    kept = set()
+    kept: set[str] = set()
     for operator in load(compiled if compiled.exists() else path).subgraphs[0].operators:
         if operator.code.custom_code != CALL:
             kept |= {tensor.name for tensor in operator.outputs}
-    left = []
+    left: list[OnCpu] = []
     for place, operator in enumerate(load(path).subgraphs[0].operators):
         if not kept.isdisjoint(tensor.name for tensor in operator.outputs):
             left.append(on_the_cpu(place, operator, reasons.get(place, "")))

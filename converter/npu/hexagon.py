@@ -117,7 +117,7 @@ class Outcome:
         An operator that the plugin does not know has only its place.
         """
         complaints = iter(_VALIDATED.split(self.output))
-        reasons = {}
+        reasons: dict[int, str] = {}
         invalid = ""
         for block in self.errors.partition(_OTHERS)[0].split("ERROR: "):
             found = _LEFT.search(block)
@@ -146,7 +146,7 @@ class Outcome:
     def time(self, chip: str) -> tuple[TimeEstimate | None, str]:
         """The estimate for this chip, summed over all partitions; or None and the reason."""
         if self._is_profiled():
-            sums = {}
+            sums: dict[str, int] = {}
             for event, name in _EVENTS.items():
                 sums[name] = sum(graph[event] for graph in self.events)
             return TimeEstimate(chip, **sums), ""

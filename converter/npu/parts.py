@@ -46,7 +46,7 @@ def draw_gain(
         versions[_LAST] = Opened(models[-1]).main().model
     signature, _ = largest_attention(versions[_FIRST])
     times: defaultdict[str, dict[str, int]] = defaultdict(dict)
-    spills = {}
+    spills: dict[str, int] = {}
     for version, model in versions.items():
         outputs = model.arguments(signature)[2]
         whole = _up_to(model, signature, [*outputs.values()], judge)

@@ -89,7 +89,7 @@ def profile(
     """
     started = time.perf_counter()
     measured, note = measure_all(path, compiler, shapes)
-    figures = []
+    figures: list[Figures] = []
     for one in measured:
         if one.figures is None:
             where = f"{os.fspath(path)}, {one.signature}"

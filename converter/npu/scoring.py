@@ -17,7 +17,7 @@ from edge_opt.base.atomic import AnyPath
 from edge_opt.comparison.findings import name_of
 from edge_opt.comparison.generate import find_parts, open_parts, plan_loop
 from edge_opt.ir import load
-from edge_opt.npu.compiler import Compiler, CompilerFailedError
+from edge_opt.npu.compiler import Compiler, CompilerFailedError, Emulation
 from edge_opt.npu.vendors import backend_of
 from edge_opt.runtime import loop as steps
 from edge_opt.runtime.loop import Call, Loop
@@ -58,7 +58,7 @@ def read(
     with ExitStack() as stack:
         worker = stack.enter_context(Worker())
         files, described = stack.enter_context(open_parts(find_parts(bundle)))
-        loops = []
+        loops: list[Loop] = []
         for text in texts:
             loop = plan_loop(title, described, len(text.scored), 0, (text.before,))
             loops.append(replace(loop, follow=text.scored))
@@ -66,7 +66,7 @@ def read(
             return [loop.logits.reals(worker.generate(files, loop)[1][:, 0]) for loop in loops]
         emulating = backend_of(compiler.chip).emulating
         model = load(files[MAIN])
-        emulators = {}
+        emulators: dict[str, Emulation] = {}
         for call in chain.from_iterable((*loop.decode, *loop.prefill) for loop in loops):
             name = call.signature.name
             if call.model == MAIN and name not in emulators:

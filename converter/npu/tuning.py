@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -122,7 +122,7 @@ def tune(
         save(cut_entry_point(model, name), exported)
         running = executor or stack.enter_context(compiling_threads(jobs or _idle_cores()))
         judge = backend.judge(compiler)
-        waiting = {}
+        waiting: dict[str, Future[Measured]] = {}
         for form, changed in targets.items():
             waiting[form] = running.submit(try_form, exported, changed, judge)
         found = gathered(waiting, "compiling", tell)
@@ -186,7 +186,7 @@ def largest_attention(model: Model, signature: str | None = None) -> tuple[str, 
         UsageError: the entry point does not exist, or has no multi-head attention.
     """
     graphs = dict(model.entry_points())
-    found = []
+    found: list[tuple[str, Block]] = []
     for name in match_names("signature", "*" if signature is None else signature, graphs):
         blocks = [match for match in find_blocks(graphs[name]) if isinstance(match, Block)]
         found += [(name, block) for block in blocks if block.heads > 1]
@@ -301,7 +301,7 @@ def tuned_target(tuning: Tuning, name: str | None = None) -> Target:
         versions={**tuning.versions, "chip": tuning.chip},
     )
     measured = f"measured with `edge-opt tune` on {where}"
-    sources = {}
+    sources: dict[str, str] = {}
     for fact in target.stated():
         source = measured if fact in changed else base.sources.get(fact)
         if source:

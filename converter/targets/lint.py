@@ -51,7 +51,7 @@ def lint(model: Model, target: Target, converted: Mapping[str, int] | None = Non
 
     `converted`: how many operators a conversion would leave in each signature, if that is known.
     """
-    findings = []
+    findings: list[Finding] = []
     for name, graph in model.entry_points():
         for look in (_refused, _tensors, _joined_rows, _constants):
             severity = "warning" if look is _constants else "error"

@@ -44,7 +44,7 @@ class Placement(Record):
         groups: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
         for one in self.on_cpu:
             groups[one.operator, one.reason].append(f"#{one.index} '{shortened(one.result)}'")
-        lines = []
+        lines: list[str] = []
         for (operator, reason), places in groups.items():
             why = f": {reason}" if reason else ""
             lines.append(f"{len(places)} {operator}, {listed(places, _NAMED)}{why}")
@@ -65,9 +65,9 @@ class Placement(Record):
 
 def placed_by_file(model: Model) -> list[Placement]:
     """What runs where in a compiled model: the CPU runs all but its calls to the NPU."""
-    found = []
+    found: list[Placement] = []
     for name, graph in model.entry_points():
-        on_cpu = []
+        on_cpu: list[OnCpu] = []
         for place, operator in enumerate(graph.operators):
             if operator.code.custom_code != CALL:
                 on_cpu.append(on_the_cpu(place, operator))
@@ -77,9 +77,9 @@ def placed_by_file(model: Model) -> list[Placement]:
 
 def placed_by_facts(model: Model, target: Target) -> list[Placement]:
     """Signatures with operators that stay on the CPU, as far as the target's facts tell."""
-    found = []
+    found: list[Placement] = []
     for name, graph in model.entry_points():
-        on_cpu = []
+        on_cpu: list[OnCpu] = []
         for place, operator in enumerate(graph.operators):
             reason = _refusal(operator, target)
             if reason:
@@ -113,7 +113,7 @@ def facts_about(target: Target) -> str:
 
 def placement_lines(found: Iterable[Placement], source: str) -> list[str]:
     """What runs where, by `source`: first every signature, then the operators; empty if nothing is known."""
-    lines = []
+    lines: list[str] = []
     details: list[str] = []
     for one in found:
         lines.append(f"  {one.signature}: {one.headline}")

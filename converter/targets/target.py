@@ -235,8 +235,8 @@ def write_target(target: Target, path: str | os.PathLike[str], *, overwrite: boo
 
 def to_toml(target: Target) -> str:
     """The text of the target's file; facts with default values are omitted."""
-    lines = []
-    tables = []
+    lines: list[str] = []
+    tables: list[str] = []
     for name, value in {"name": target.name, "summary": target.summary, **target.stated()}.items():
         if not isinstance(value, dict):
             lines.append(f"{name} = {_value(value)}")
