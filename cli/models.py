@@ -74,7 +74,7 @@ def convert(
     drawing = _drawing(target, reports, dry_run=dry_run) if profile else None
     gain = None
     try:
-        with output.bar(wanted=not quiet) as progress:
+        with output.bar(quiet=quiet) as progress:
             result = convert(
                 source,
                 destination,
@@ -219,7 +219,7 @@ def compare(
     from edge_opt.comparison.compare import compare
     from edge_opt.npu.comparing import compare_on_npu
 
-    with output.bar(wanted=not quiet) as progress:
+    with output.bar(quiet=quiet) as progress:
         demands: dict[str, Any] = {
             "signatures": signatures,
             "shapes": read_shapes(shapes),

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -41,9 +40,9 @@ def pass_names() -> list[str]:
 
 def chip_names() -> list[str]:
     """All chips, for the shell."""
-    from edge_opt.targets.chips import VENDORS
+    from edge_opt.targets.chips import NAMES
 
-    return [*chain.from_iterable(VENDORS.values())]
+    return NAMES
 
 
 def target_names() -> list[str]:

@@ -66,9 +66,9 @@ def complain(sentence: str) -> None:
 
 
 @contextlib.contextmanager
-def bar(*, wanted: bool = True) -> Iterator[Progress | None]:
-    """A progress bar on standard error, for the library's `progress`; None without a terminal or if not `wanted`."""
-    if not wanted or sys.stderr is None or not sys.stderr.isatty():
+def bar(*, quiet: bool) -> Iterator[Progress | None]:
+    """A progress bar on standard error, for the library's `progress`; None without a terminal or if `quiet`."""
+    if quiet or sys.stderr is None or not sys.stderr.isatty():
         yield None
         return
     from rich import progress as parts  # slow to load, and only needed here

@@ -74,7 +74,7 @@ def build(
     from edge_opt.building import build
     from edge_opt.cli.show_phones import show_build, show_stage
 
-    with output.bar(wanted=not quiet) as progress:
+    with output.bar(quiet=quiet) as progress:
         result = build(
             source,
             destination,
@@ -135,7 +135,7 @@ def evaluate(
     from edge_opt.building.evaluation import TOKENS, evaluate
     from edge_opt.cli.show_phones import evaluation_lines
 
-    with output.bar(wanted=not quiet) as progress:
+    with output.bar(quiet=quiet) as progress:
         if on == "cpu":
             options.check_meaning(on, tokens=tokens, sdk=sdk, soc=chip, flag=flags)
         scores = evaluate(
@@ -187,7 +187,7 @@ def profile(
     if html is not None:
         resolve_target(html, overwrite=overwrite, inputs=models)
     profiles: list[Profile] = []
-    with output.bar(wanted=not quiet) as progress:
+    with output.bar(quiet=quiet) as progress:
         for place, path in enumerate(models):
             if progress is not None:
                 progress("compiling", place, len(models))
@@ -232,7 +232,7 @@ def tune(
 
     if destination is not None:
         resolve_target(destination, overwrite=overwrite)  # before the work, which takes minutes
-    with output.bar(wanted=not quiet) as progress:
+    with output.bar(quiet=quiet) as progress:
         tuning = tune(
             model,
             target or "qualcomm-htp",

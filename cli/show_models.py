@@ -57,15 +57,16 @@ def show_conversion(
     output.say(verdict, colour=output.BAD if result.skipped else output.GOOD)
     output.say(*others)
     is_first = result.target == GENERIC and result.converted and not demo
-    if is_first and _looks_exported_for_an_npu(result.model):
-        command = ["edge-opt", "convert", str(result.input), "--target", "SM8750"]
-        if result.output is not None:
-            command += ["-o", str(result.output), "--force"]
-        output.say(
-            "This looks like an export for an NPU. Without a chip, decode is split, too, and may get slower. With one:",
-            f"  {shlex.join(command)}",
-        )
     if result.model is not None and result.given is not None:
+        if is_first and _looks_exported_for_an_npu(result.model):
+            command = ["edge-opt", "convert", str(result.input), "--target", "SM8750"]
+            if result.output is not None:
+                command += ["-o", str(result.output), "--force"]
+            output.say(
+                "This looks like an export for an NPU. Without a chip, decode is split, too, and may get slower. "
+                "With one:",
+                f"  {shlex.join(command)}",
+            )
         facts = load_target(target or GENERIC)
         output.say(*filter(None, [made_for_cpus(Opened(result.given), result.model)]))
         output.say(*placement_lines(placed_by_facts(result.model, facts), facts_about(facts)))
@@ -81,10 +82,8 @@ def _findings(findings: Sequence[Finding], target: str | None, *, first: bool) -
     return dict.fromkeys(f"{target}, {one.severity}: {one}" for one in chosen)
 
 
-def _looks_exported_for_an_npu(model: Model | None) -> bool:
+def _looks_exported_for_an_npu(model: Model) -> bool:
     """True if it has int16 activations, or caches with a separate output for the new part."""
-    if model is None:
-        return False
     if find_caches(model).caches:
         return True
     inputs = chain.from_iterable(signature.inputs.values() for signature in model.signatures)

@@ -17,17 +17,12 @@ _MINUTE = 60
 
 
 def show_profiles(profiles: Sequence[Profile]) -> None:
-    """Print a table of signatures for each model."""
+    """Print a table of signatures for each model, and what runs where in those that do not run as a whole."""
     output.say(_settings(profiles[0]))
     for entry, (model, rows) in zip(profiles, _tables(profiles), strict=True):
-        output.say("", model, *output.table(rows), *_on_cpu(entry))
+        parted = [one.placement for one in entry.signatures if one.taken < one.operators]
+        output.say("", model, *output.table(rows), *placement_lines(parted, "the compiler"))
     output.say("", *_notes(profiles))
-
-
-def _on_cpu(entry: Profile) -> list[str]:
-    """What runs where, of the signatures that do not run as a whole."""
-    parted = [one.placement for one in entry.signatures if one.taken < one.operators]
-    return placement_lines(parted, "the compiler")
 
 
 def profile_page(profiles: Sequence[Profile], gain: GainPicture) -> str:
@@ -132,7 +127,7 @@ def _estimates(result: BuildResult) -> str:
     parts: list[str] = []
     for gain in result.optimized.get("signatures", ()):
         before = gain["before"] and gain["before"]["time"]
-        after = gain[{"converted": "after", "exported": "before"}[gain["kept"]]]
+        after = gain["after" if gain["kept"] == "converted" else "before"]
         if before and after and after["time"]:
             milliseconds = f"{before['us'] / 1000:.3f} -> {after['time']['us'] / 1000:.3f} ms"
             parts.append(f"{gain['signature']} {milliseconds}")
@@ -144,8 +139,10 @@ def _estimates(result: BuildResult) -> str:
 def _quality(result: BuildResult) -> str:
     """The bundle's perplexity with its error, on one line, and its divergence in the emulator."""
     evaluation = result.evaluation
-    if evaluation is None or not evaluation.models:
-        return "Not evaluated." if evaluation is None else evaluation.note
+    if evaluation is None:
+        return "Not evaluated."
+    if not evaluation.models:
+        return evaluation.note
     bundle, *emulated = evaluation.models[1:]
     parts = [
         f"Perplexity {_ratio_and_error(bundle)} times the checkpoint's on {bundle.tokens} tokens"

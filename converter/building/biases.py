@@ -10,39 +10,38 @@ ones, and the perplexity was 12.5 times the checkpoint's. A bias fits if the wei
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edge_opt.base.errors import EdgeOptError
 from edge_opt.base.words import many
-from edge_opt.building.gptq import Floats
-from edge_opt.building.logits import by_row
-from edge_opt.ir import Buffer, DType, Model, Operator, Subgraph, Tensor
+from edge_opt.building.gptq import Floats, Grid
+from edge_opt.building.logits import constant, row_scales
+from edge_opt.ir import DType, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.cleanup import parts_in_use, remove_unused
-from edge_opt.schema import Data
+from edge_opt.passes.codes import step_of
 from edge_opt.soundness import LARGEST_BIAS, bias_of, is_clipped
 
 _ABOVE = 1 + 1e-6  # so that a bias fits after its scale is rounded to float32
 
 
-def weights_of(model: Model) -> Iterator[Tensor]:
-    """Matrices of int8 constants that only FULLY_CONNECTED operators read, as weights, each once."""
+def shared_weights(model: Model) -> list[list[Tensor]]:
+    """Matrices of int8 constants that only FULLY_CONNECTED operators read, as weights; groups share their bytes."""
+    shared: defaultdict[int, list[Tensor]] = defaultdict(list)
     for graph in model.subgraphs:
         for weights in dict.fromkeys(op.inputs[1] for op in graph if op.name == "FULLY_CONNECTED"):
             if weights is None or not weights.has_numbers or weights.dtype is not DType.INT8:
                 continue
             if all(_is_weights(reader, weights) for reader in weights.consumers):
-                yield weights
+                shared[id(weights.buffer)].append(weights)
+    return [*shared.values()]
 
 
 def _is_weights(reader: Operator, weights: Tensor) -> bool:
-    return (
-        reader.name == "FULLY_CONNECTED"
-        and reader.inputs[1] is weights
-        and reader.inputs.count(weights) == 1
-    )
+    places = [place for place, tensor in enumerate(reader.inputs) if tensor is weights]
+    return reader.name == "FULLY_CONNECTED" and places == [1]
 
 
 def known_bias(stored: Tensor, known: Iterable[Floats]) -> Floats:
@@ -67,32 +66,24 @@ def stored_biases(copies: Iterable[Tensor]) -> dict[Operator, Tensor]:
     return found
 
 
-def replace_weights(weights: Tensor, new: Tensor, biases: Mapping[Operator, Floats]) -> None:
-    """Make all readers read new weights, and `biases` in steps that follow from their scales, in which they fit."""
-    graph = weights.consumers[0].subgraph
-    assert graph is not None
-    graph.add_tensor(new)
-    for reader, stored in stored_biases([weights]).items():
-        codes = _bias_codes(stored, biases[reader], reader.input(0), new)
-        graph.set_input(reader, 2, graph.add_tensor(codes))
-    graph.replace_uses(weights, new)
+def replace_all(copies: Iterable[Tensor], made: Tensor, biases: Mapping[Operator, Floats]) -> None:
+    """Make all readers of weights read new ones, and `biases` in steps that follow from the new scales; they must fit.
 
-
-def _bias_codes(stored: Tensor, bias: Floats, operand: Tensor, weights: Tensor) -> Tensor:
-    """The bias in steps of the product of the operand's scale and the weights' scales, in its stored type."""
-    assert operand.quantization is not None
-    assert weights.quantization is not None
-    scales = operand.quantization.scale[0] * weights.quantization.scale
-    codes = np.rint(bias.astype(np.float64) / scales)
-    # Of either type: kernels add it to sums of 32 bits, or clip it to them.
-    assert np.abs(codes).max(initial=0) <= LARGEST_BIAS
-    return Tensor(
-        f"{stored.name}/in_steps",
-        stored.shape,
-        stored.dtype,
-        quantization=by_row(scales),
-        buffer=Buffer(Data(codes.astype(stored.dtype.numpy).tobytes())),
-    )
+    Copies in several entry points share the bytes of the new weights, too.
+    """
+    for weights in copies:
+        graph = weights.consumers[0].subgraph
+        assert graph is not None
+        new = graph.add_tensor(replace(made, name=weights.name))
+        for reader, stored in stored_biases([weights]).items():
+            scales = step_of(reader.input(0)) * row_scales(new)
+            codes = np.rint(biases[reader].astype(np.float64) / scales)
+            # Of either type: kernels add it to sums of 32 bits, or clip it to them.
+            assert np.abs(codes).max(initial=0) <= LARGEST_BIAS
+            narrow = codes.astype(stored.dtype.numpy)
+            bias = graph.add_tensor(constant(f"{stored.name}/in_steps", narrow, scales))
+            graph.set_input(reader, 2, bias)
+        graph.replace_uses(weights, new)
 
 
 def restore_clipped(model: Model, exported: Model) -> str:
@@ -109,11 +100,8 @@ def restore_clipped(model: Model, exported: Model) -> str:
     before: dict[Subgraph | None, Subgraph] = {
         graph: graphs[name] for name, graph in model.entry_points() if name in graphs
     }
-    shared: defaultdict[int, list[Tensor]] = defaultdict(list)
-    for weights in weights_of(model):
-        shared[id(weights.buffer)].append(weights)
     changed = 0
-    for copies in shared.values():
+    for copies in shared_weights(model):
         biases = _clipped(copies, before)
         if biases:
             changed += _widen(copies, biases)
@@ -152,10 +140,9 @@ def _before(bias: Tensor, exported: Subgraph | None) -> Floats | None:
 
 def _is_stored(real: Floats, bias: Tensor) -> bool:
     """True if a stored bias is this one, to one of its steps, where it is not clipped."""
-    assert bias.quantization is not None
     if real.shape != bias.shape:
         return False
-    steps = bias.quantization.scale.astype(np.float64)
+    steps = row_scales(bias).astype(np.float64)
     stored = np.asarray(bias.array()) * steps
     clipped = is_clipped(bias)
     is_near = np.abs(stored - real) <= steps + 1e-6 * np.abs(real)
@@ -164,29 +151,22 @@ def _is_stored(real: Floats, bias: Tensor) -> bool:
     return bool(np.where(clipped, is_beyond, is_near).all())
 
 
-def steps_for(biases: Mapping[Operator, Floats], steps: Floats) -> Floats:
-    """The least steps `[rows]` of weights, no less than `steps`, in which all biases of their readers fit 32 bits."""
-    wide = steps
+def with_room(grid: Grid, biases: Mapping[Operator, Floats]) -> Grid:
+    """Weights in the least steps, no less than their own, in which all biases of their readers fit 32 bits."""
+    wide = grid.scales
     for reader, bias in biases.items():
         operand = reader.input(0).quantization
         assert operand is not None
         needed = np.abs(bias.astype(np.float64)) / (operand.scale[0] * float(LARGEST_BIAS))
         wide = np.maximum(wide, (_ABOVE * needed).astype(np.float32))
-    return wide
+    codes = np.rint(grid.codes * (grid.scales / wide)[:, None])
+    return Grid(codes.astype(np.int8), wide)
 
 
 def _widen(copies: Sequence[Tensor], biases: Mapping[Operator, Floats]) -> int:
     """Give weights, which the copies share, the least steps in which all biases fit; the number of rows that change."""
     first = copies[0]
-    assert first.quantization is not None
-    codes: NDArray[np.int8] = np.asarray(first.array(), np.int8)
-    steps = np.broadcast_to(first.quantization.scale, len(codes)).astype(np.float32)
-    wide = steps_for(biases, steps)
-    coarser = np.rint(codes * (steps / wide)[:, None]).astype(np.int8)
-    buffer = Buffer(Data(coarser.tobytes()))
-    for weights in copies:
-        new = Tensor(
-            weights.name, weights.shape, DType.INT8, quantization=by_row(wide), buffer=buffer
-        )
-        replace_weights(weights, new, biases)
-    return int((wide > steps).sum())
+    fine = Grid(np.asarray(first.array(), np.int8), row_scales(first))
+    wide = with_room(fine, biases)
+    replace_all(copies, constant(first.name, wide.codes, wide.scales), biases)
+    return int((wide.scales > fine.scales).sum())

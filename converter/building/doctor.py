@@ -104,11 +104,10 @@ def diagnose() -> Diagnosis:
         Ability("emulator", _problem(backend.check_emulator, compiler), qnn),
     ]
     found = versions()
-    known = {name: one for name, one in found.items() if one is not None}
     return Diagnosis(
         found,
         [one if one.problem else Ability(one.name) for one in abilities],
-        [*filter(None, (overwritten(), stages.untried(known)))],
+        [*filter(None, (overwritten(), stages.untried(found)))],
     )
 
 

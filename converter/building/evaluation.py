@@ -3,7 +3,6 @@
 import math
 import multiprocessing
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
@@ -25,10 +24,10 @@ from edge_opt.building.held_out import Halves, in_turn, read_texts
 from edge_opt.building.litert_lm import float_softmax, score_text
 from edge_opt.building.recipe import EMULATE, EVALUATE
 from edge_opt.building.source import ADAPTER_CONFIG, Kind, look_at
-from edge_opt.building.stages import Job
+from edge_opt.building.stages import Job, Values
 from edge_opt.ir import DType
 from edge_opt.ir.opening import Opened
-from edge_opt.npu.compiler import Compiler
+from edge_opt.npu.compiler import Compiler, scratch_folder
 from edge_opt.npu.scoring import Closeness, Text, read
 from edge_opt.npu.vendors import backend_of
 
@@ -212,9 +211,9 @@ def evaluate(
         backend = backend_of(compiler.chip)
         backend.check_emulator(compiler)
         libraries = str(backend.libraries(compiler))
-    with tempfile.TemporaryDirectory(prefix="edge-opt-") as name:
-        job = Job(stage.name, name, inputs, options=options, libraries=libraries)
-        values, _ = stages.carry_out(job, Path(name) / "log", progress or no_progress)
+    with scratch_folder() as folder:
+        job = Job(stage.name, str(folder), inputs, options=options, libraries=libraries)
+        values, _ = stages.carry_out(job, folder / "log", progress or no_progress)
     return from_dict(Evaluation, values)
 
 
@@ -224,7 +223,7 @@ def check_runtimes(*, bundles: bool = True) -> dict[str, str]:
     return versions_of(("litert_lm",), _INSTALL_LM) if bundles else {}
 
 
-def emulation(texts: Sequence[str], tokens: int, compiler: Compiler) -> dict[str, Any]:
+def emulation(texts: Sequence[str], tokens: int, compiler: Compiler) -> Values:
     """Options of the emulator stage: up to five of the texts, the tokens to score of each, and the compiler's."""
     most = min(_PROMPTS, max(1, tokens // 2))
     some = texts[:: math.ceil(len(texts) / most)]
@@ -236,14 +235,14 @@ def emulation(texts: Sequence[str], tokens: int, compiler: Compiler) -> dict[str
     }
 
 
-def score(job: Job, progress: Progress) -> dict[str, Any]:
+def score(job: Job, progress: Progress) -> Values:
     """Score prompts of `parts` in LiteRT-LM until the ratio is precise enough; a bundle's prompts run in parallel."""
     reference, *bundles = job.inputs
     checkpoint = Checkpoint(job.inputs[reference])
     parts = job.options["parts"]
-    likelihoods: dict[str, list[float]] = {name: [] for name in job.inputs}
-    skipped = 0
+    tokens: list[tuple[Any, ...]] = []  # the log-likelihoods by all models of each token
     lengths: list[int] = []
+    skipped = 0
     cores = len(os.sched_getaffinity(0))
     with ProcessPoolExecutor(cores, multiprocessing.get_context("spawn")) as pool:
         for start in range(0, len(parts), _BATCH):
@@ -260,42 +259,26 @@ def score(job: Job, progress: Progress) -> dict[str, Any]:
                 texts = {name: one.text for name, one in zip(bundles, answers, strict=True)}
                 found = [checkpoint.likelihoods(halves, texts)]
                 found += [one.likelihoods for one in answers]
-                lengths.append(_add(likelihoods, found))
-            if likelihoods[reference] and _worst_error(likelihoods, reference) <= ERROR:
+                known = [token for token in zip(*found, strict=True) if None not in token]
+                tokens += known
+                lengths.append(len(known))
+            expected, *others = np.reshape(tokens, (-1, len(job.inputs))).T.tolist()
+            # Of the ratio of each bundle, by tokens.
+            if expected and max(ratio_of(own, expected)[1] for own in others) <= ERROR:
                 break
     if not lengths:
         raise UsageError(
             "every held-out prompt is longer than the bundle's cache: give shorter ones"
         )
-    scores: list[ModelScore] = []
-    for name, own in likelihoods.items():
-        one = ModelScore.of(name, own, likelihoods[reference], lengths)
-        weights = {} if name == reference else _weights(job.inputs[name])
-        scores.append(replace(one, weights=weights))
+    scores = [ModelScore.of(reference, expected, expected, lengths)]
+    for name, own in zip(bundles, others, strict=True):
+        one = ModelScore.of(name, own, expected, lengths)
+        scores.append(replace(one, weights=_weights(job.inputs[name])))
     return asdict(Evaluation(scores, len(lengths), skipped))
-
-
-def _add(likelihoods: Mapping[str, list[float]], found: Sequence[Sequence[float | None]]) -> int:
-    """Add the tokens of one prompt that all models could score, and count them; `found` has a row for each model."""
-    count = 0
-    for token in zip(*found, strict=True):
-        known = [likelihood for likelihood in token if likelihood is not None]
-        if len(known) == len(token):
-            count += 1
-            for own, likelihood in zip(likelihoods.values(), known, strict=True):
-                own.append(likelihood)
-    return count
 
 
 def _weights(bundle: str) -> dict[str, int]:
     return Opened(bundle).main().model.weight_bytes()
-
-
-def _worst_error(likelihoods: Mapping[str, Sequence[float]], reference: str) -> float:
-    """The largest standard error, by tokens, of a bundle's ratio to the reference."""
-    expected = likelihoods[reference]
-    errors = [ratio_of(own, expected)[1] for name, own in likelihoods.items() if name != reference]
-    return max(errors)
 
 
 class Checkpoint:
@@ -345,7 +328,7 @@ class Checkpoint:
         return Text(tuple(ids[:at]), tuple(ids[at : at + count]))
 
 
-def emulate(job: Job, progress: Progress) -> dict[str, Any]:
+def emulate(job: Job, progress: Progress) -> Values:
     """Score `tokens` tokens of each of `texts`, on CPU kernels and in the NPU's emulator."""
     reference, *bundles = job.inputs
     options = job.options
@@ -361,8 +344,8 @@ def emulate(job: Job, progress: Progress) -> dict[str, Any]:
     scores = [_close(reference, itself, itself, lengths)]
     for bundle in bundles:
         path = job.inputs[bundle]
-        with tempfile.TemporaryDirectory() as place:
-            copy = Path(place, Path(path).name)
+        with scratch_folder() as folder:
+            copy = folder / Path(path).name
             float_softmax(path, copy)
             cpu = np.concatenate(read(copy, texts))
         if cpu.shape != expected.shape:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edge_opt.base.errors import UsageError
 from edge_opt.base.words import Progress
@@ -101,28 +102,18 @@ def _product(outputs: dict[str, Tensor]) -> Operator | None:
         operator = tensor.producer
         if operator.name == "FULLY_CONNECTED":
             weights = operator.input(1)
-            is_narrowable = (
-                weights.is_constant and weights.dtype is DType.INT8 and not any(operator.inputs[2:])
-            )
-            return operator if is_narrowable else None
-        above = [one for one in operator.inputs if one is not None and not one.is_constant]
+            is_int8 = weights.is_constant and weights.dtype is DType.INT8
+            return operator if is_int8 and not any(operator.inputs[2:]) else None
+        above = operator.computed
         tensor = above[0] if len(above) == 1 else None
     return None
 
 
 def _parts(weights: Tensor, moments: Floats, kept: int, progress: Progress) -> list[Tensor]:
     """The weights as two constants: the first `kept` rows unchanged, the others in 4 bits."""
-    quantization = weights.quantization
-    assert quantization is not None
     codes = np.asarray(weights.array(), np.int8)
-    scales = np.broadcast_to(quantization.scale, len(codes)).astype(np.float32)
-    frequent = Tensor(
-        f"{weights.name}/frequent",
-        (kept, codes.shape[1]),
-        DType.INT8,
-        quantization=by_row(scales[:kept]),
-        buffer=Buffer(Data(codes[:kept].tobytes())),
-    )
+    scales = row_scales(weights)
+    frequent = constant(f"{weights.name}/frequent", codes[:kept], scales[:kept])
     rounder = Rounder(moments)
     grids = []
     for start in range(kept, len(codes), ROWS_AT_ONCE):
@@ -140,6 +131,19 @@ def four_bits(name: str, grid: Grid) -> Tensor:
     return Tensor(
         name, grid.codes.shape, DType.INT4, quantization=by_row(grid.scales), buffer=buffer
     )
+
+
+def constant(name: str, codes: NDArray[Any], scales: Floats) -> Tensor:
+    """A constant of whole numbers, with one scale for each row."""
+    dtype = DType[codes.dtype.name.upper()]
+    buffer = Buffer(Data(codes.tobytes()))
+    return Tensor(name, codes.shape, dtype, quantization=by_row(scales), buffer=buffer)
+
+
+def row_scales(constant: Tensor) -> Floats:
+    """The scale of each row of a quantized constant `[rows, ..]`, which may be the same for all."""
+    assert constant.quantization is not None
+    return np.broadcast_to(constant.quantization.scale, constant.shape[0]).astype(np.float32)
 
 
 def by_row(scales: Floats) -> Quantization:

@@ -4,11 +4,13 @@ It knows files and graphs, not the stages.
 """
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from edge_opt.base.errors import EdgeOptError
+from edge_opt.building.sections import replace_file
 from edge_opt.building.stages import INSTALL
 from edge_opt.ir import Buffer, DType, Model, Operator, Shape, Subgraph, Tensor
 from edge_opt.ir.cleanup import parts_in_use, remove_unused
@@ -25,19 +27,17 @@ _LARGEST_CODE = 32767  # of int16; a symmetric range's scale is the range divide
 def mend_export(path: Path) -> None:
     """Make a float bundle of litert-torch's second converter like one of its first, as the quantizer expects it."""
     opened = Opened(path)
-    part = opened.main()
-    join_biases(part.model)
-    name_bodies(part.model)
-    multiply_constants(part.model)
-    part.changed = True
-    save_in_place(opened, path)
+    model = opened.main().model
+    join_biases(model)
+    name_bodies(model)
+    multiply_constants(model)
+    save_main(opened, path)
 
 
-def save_in_place(opened: Opened, path: Path) -> None:
-    """Write an opened bundle, with its changes, over its own file."""
-    written = path.with_name(f"{path.stem}_mended{path.suffix}")
-    opened.save(written)
-    written.replace(path)
+def save_main(opened: Opened, path: Path) -> None:
+    """Write an opened bundle, whose main model has changed, over its own file."""
+    opened.main().changed = True
+    replace_file(path, opened.save)
 
 
 def join_biases(model: Model) -> None:
@@ -144,9 +144,8 @@ def write_window(path: Path, window: int) -> None:
     content = bundle.content(index)
     values = ExecutorMetadata.FromString(content.read(0, content.size))
     values.llm_executor_metadata.attention_mask_settings.sliding_window_size = window
-    written = path.with_name(f"{path.stem}_window{path.suffix}")
-    bundle.write({index: values.SerializeToString(deterministic=True)}, written)
-    written.replace(path)
+    changed = {index: values.SerializeToString(deterministic=True)}
+    replace_file(path, partial(bundle.write, changed))
 
 
 def widen_sums(model: Path, ranges: Path) -> None:

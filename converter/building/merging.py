@@ -6,7 +6,6 @@ embedding, too.
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 from edge_opt.base.errors import UsageError
 from edge_opt.base.words import Progress
@@ -14,12 +13,12 @@ from edge_opt.building.checkpoint import TEXTS, Streamed, load
 from edge_opt.building.rotation import change_of, run_once
 from edge_opt.building.rounding import CHECKPOINT
 from edge_opt.building.source import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from edge_opt.building.stages import Job
+from edge_opt.building.stages import Job, Values
 
 _SETTINGS = {ADAPTER_CONFIG, "config.json", "generation_config.json"}
 
 
-def merge(job: Job, _: Progress) -> dict[str, Any]:
+def merge(job: Job, _: Progress) -> Values:
     """Write the merged checkpoint, with the adapter's tokenizer if it has one.
 
     Raises:

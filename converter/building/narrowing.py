@@ -7,10 +7,8 @@ keeps codes and scales, and a constant is recognized by its signs, which 8 bits 
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -18,24 +16,24 @@ from edge_opt.base.errors import EdgeOptError
 from edge_opt.base.words import Progress, many
 from edge_opt.building.biases import (
     known_bias,
-    replace_weights,
+    replace_all,
     restore_clipped,
-    steps_for,
+    shared_weights,
     stored_biases,
-    weights_of,
+    with_room,
 )
 from edge_opt.building.gptq import LEAST_ROW, Codes, Floats, Grid
-from edge_opt.building.logits import four_bits, moments_of, narrow_logits
+from edge_opt.building.logits import four_bits, moments_of, narrow_logits, row_scales
 from edge_opt.building.rounding import read_rounded
-from edge_opt.building.stages import Job
-from edge_opt.ir import Model, Operator, Tensor
+from edge_opt.building.stages import Job, Values
+from edge_opt.ir import Model, Tensor
 from edge_opt.ir.cleanup import parts_in_use, remove_unused
 from edge_opt.ir.opening import Opened
 
 _HALF_A_STEP = 0.501
 
 
-def narrow(job: Job, progress: Progress) -> dict[str, Any]:
+def narrow(job: Job, progress: Progress) -> Values:
     """Run the stage: weights of the logits, and of the layers if the checkpoint was rounded, become 4 bits wide."""
     notes = []
     rounded = None
@@ -84,10 +82,12 @@ def narrow_layers(model: Model, grids: Mapping[str, Grid], biases: Mapping[str, 
         known = [biases[name] for name in names if name in biases]
         stored = stored_biases(copies)
         real = {reader: known_bias(bias, known) for reader, bias in stored.items()}
-        narrow = four_bits(names[0], _with_room(grids[names[0]], real))
-        for weights in copies:
-            # Entry points share the bytes of weights, and of the narrow ones too.
-            replace_weights(weights, replace(narrow, name=weights.name), real)
+        grid = grids[names[0]]
+        if real:
+            # As coarse as 8-bit weights would have to be. Rows of zeros take the finest steps.
+            fine = np.where(grid.codes.any(axis=1), grid.scales, LEAST_ROW / 127)
+            grid = with_room(Grid(grid.codes, fine.astype(np.float32)), real)
+        replace_all(copies, four_bits(names[0], grid), real)
 
 
 def _places(model: Model, grids: Mapping[str, Grid]) -> dict[tuple[str, ...], list[Tensor]]:
@@ -95,29 +95,14 @@ def _places(model: Model, grids: Mapping[str, Grid]) -> dict[tuple[str, ...], li
     wanted: defaultdict[bytes, list[str]] = defaultdict(list)
     for name, grid in grids.items():
         wanted[_signs(grid.codes)].append(name)
-    names_of: dict[int, tuple[str, ...]] = {}
     places: defaultdict[tuple[str, ...], list[Tensor]] = defaultdict(list)
-    for weights in weights_of(model):
-        content = id(weights.buffer)
-        if content not in names_of:
-            named = wanted.get(_signs(np.asarray(weights.array(), np.int8)), ())
-            names_of[content] = tuple(name for name in named if _is_near(weights, grids[name]))
-        if names_of[content]:
-            places[names_of[content]].append(weights)
+    for copies in shared_weights(model):
+        weights = copies[0]
+        named = wanted.get(_signs(np.asarray(weights.array(), np.int8)), ())
+        names = tuple(name for name in named if _is_near(weights, grids[name]))
+        if names:
+            places[names] += copies
     return places
-
-
-def _with_room(grid: Grid, biases: Mapping[Operator, Floats]) -> Grid:
-    """The weights of products with such biases, in coarser steps for rows whose bias would not fit 32 bits.
-
-    They are as coarse as those of 8-bit weights would have to be. Rows of zeros take the finest steps.
-    """
-    if not biases:
-        return grid
-    fine = np.where(grid.codes.any(axis=1), grid.scales, LEAST_ROW / 127).astype(np.float32)
-    steps = steps_for(biases, fine)
-    codes = np.rint(grid.codes * (grid.scales / steps)[:, None])
-    return Grid(codes.astype(np.int8), steps)
 
 
 def _signs(codes: Codes) -> bytes:
@@ -127,7 +112,6 @@ def _signs(codes: Codes) -> bytes:
 
 def _is_near(weights: Tensor, grid: Grid) -> bool:
     """True if 8-bit weights are the rounded ones, to half an 8-bit step."""
-    assert weights.quantization is not None
-    step = np.asarray(weights.quantization.scale, np.float64).reshape(-1, 1)
+    step = row_scales(weights).astype(np.float64)[:, None]
     values = np.asarray(weights.array(), np.float64) * step
     return bool((np.abs(values - grid.values()) <= _HALF_A_STEP * step).all())

@@ -22,12 +22,12 @@ from edge_opt.base.record import from_dict
 from edge_opt.base.words import Progress
 from edge_opt.building.biases import restore_clipped
 from edge_opt.building.masks import widen_masks
-from edge_opt.building.mending import mend_export, save_in_place, widen_sums, write_window
+from edge_opt.building.mending import mend_export, save_main, widen_sums, write_window
 from edge_opt.building.prompts import Wording, check_lengths, plan_prompts, read_prompts, wording_of
 from edge_opt.building.rings import SETTING, plan_caches
 from edge_opt.building.rotation import prepare
 from edge_opt.building.sections import keep_sections
-from edge_opt.building.stages import INSTALL, QUANTIZERS, Job
+from edge_opt.building.stages import INSTALL, QUANTIZERS, Job, Values
 from edge_opt.integrations.npu_export import npu_optimize
 from edge_opt.ir.opening import MAIN_SECTION, Opened
 from edge_opt.npu.compiler import Compiler, CompilerFailedError, first_complaint
@@ -89,7 +89,7 @@ def check_pipeline() -> None:
         raise UsageError(f"litert-torch's NPU pipeline has no {', '.join(missing)}: {INSTALL}")
 
 
-def configure(job: Job, _: Progress) -> dict[str, Any]:
+def configure(job: Job, _: Progress) -> Values:
     """Resolve the settings from defaults, vendor and user.
 
     UsageError if caches or prompts do not fit, or if the pipeline is another one than edge-opt calls.
@@ -138,9 +138,9 @@ def _used_settings() -> dict[str, set[str]]:
     return used
 
 
-def _known_values(config: Any, names: set[str]) -> dict[str, Any]:
+def _known_values(config: Any, names: set[str]) -> Values:
     """The values of settings, without those that are None."""
-    known: dict[str, Any] = {}
+    known: Values = {}
     for name in sorted(names - {"model"}):
         value = getattr(config, _RENAMED.get(name, name), None)
         if value is not None:
@@ -148,7 +148,7 @@ def _known_values(config: Any, names: set[str]) -> dict[str, Any]:
     return known
 
 
-def _planned_caches(config: Any, checkpoint: Path, *, whole: bool) -> dict[str, Any]:
+def _planned_caches(config: Any, checkpoint: Path, *, whole: bool) -> Values:
     """The lengths of a checkpoint's caches, see `plan_caches`."""
     from transformers import AutoConfig
 
@@ -170,7 +170,7 @@ def _planned_prompts(
     return wording, *plan_prompts(prompts, wording.count, lengths, config.cache_length, room)
 
 
-def export(job: Job, _: Progress) -> dict[str, Any]:
+def export(job: Job, _: Progress) -> Values:
     """Export the checkpoint as a float bundle.
 
     Returns:
@@ -235,7 +235,7 @@ def _read_generation_settings(checkpoint: Path) -> None:
         GenerationConfig.from_model_config = staticmethod(stored)
 
 
-def calibrate(job: Job, _: Progress) -> dict[str, Any]:
+def calibrate(job: Job, _: Progress) -> Values:
     """Find every tensor's range on the prompts; UsageError if they are too short or an entry point never runs."""
     config = _config(job)
     model = Path(job.inputs["model"])
@@ -286,7 +286,7 @@ def _starts_any(prefix: str, names: Iterable[str]) -> bool:
     return any(name.startswith(prefix) for name in names)
 
 
-def quantize(job: Job, _: Progress) -> dict[str, Any]:
+def quantize(job: Job, _: Progress) -> Values:
     """Quantize the bundle, restore sections that the pipeline's packing drops, and widen the masks."""
     _lib("stages").npu_quantize(
         _config(job), job.inputs["model"], str(job.model), job.inputs["ranges"]
@@ -299,17 +299,16 @@ def quantize(job: Job, _: Progress) -> dict[str, Any]:
     if lost:
         notes.append(f"Restored sections that litert-torch dropped: {', '.join(lost)}")
     opened = Opened(job.model)
-    main = opened.main()
-    mended = [widen_masks(main.model)]
+    model = opened.main().model
+    mended = [widen_masks(model)]
     if job.options["restore"]:
-        mended.append(restore_clipped(main.model, Opened(exported).main().model))
+        mended.append(restore_clipped(model, Opened(exported).main().model))
     if any(mended):
-        main.changed = True
-        save_in_place(opened, job.model)
+        save_main(opened, job.model)
     return {"notes": [*notes, *filter(None, mended)]}
 
 
-def optimize(job: Job, progress: Progress) -> dict[str, Any]:
+def optimize(job: Job, progress: Progress) -> Values:
     """Run edge-opt's own stage."""
     done = npu_optimize(
         _config(job),
@@ -323,7 +322,7 @@ def optimize(job: Job, progress: Progress) -> dict[str, Any]:
     return {**done.to_dict(), "notes": [*map(str, done.signatures), *done.notes]}
 
 
-def compile_bundle(job: Job, _: Progress) -> dict[str, Any]:
+def compile_bundle(job: Job, _: Progress) -> Values:
     """Compile the bundle for the NPU; CompilerFailedError with the compiler's message.
 
     Raises:

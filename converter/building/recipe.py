@@ -6,13 +6,12 @@ model - quantize -> model - narrow -> model - optimize -> model, converted - com
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from edge_opt.base.errors import UsageError, unknown
 from edge_opt.base.work import MODEL, QUANTIZE
 from edge_opt.building.rounding import CHECKPOINT
 from edge_opt.building.source import Kind
-from edge_opt.building.stages import Input, Stage, Stages
+from edge_opt.building.stages import Input, Stage, Stages, Values
 
 WEIGHTS = ("8", "4-logits", "4")
 """Supported bits of weights: all at 8; those of the logits at 4 except for frequent tokens; and also as many of the
@@ -61,9 +60,9 @@ def run_quantization(
     runner: Stages,
     kind: Kind,
     weights: str,
-    settings: Mapping[str, Mapping[str, Any]],
+    settings: Mapping[str, Values],
     window: int | None,
-    rounding: Mapping[str, Any],
+    rounding: Values,
 ) -> Input:
     """Run the stages that make a quantized bundle, with the pipeline's settings, and return it."""
     rotate = settings["export"]["rotate"]

@@ -36,6 +36,13 @@ _EMBEDDING = "model.embed_tokens.weight"
 NORM = "model.norm.weight"
 """The final norm's weights."""
 _HEAD = "lm_head.weight"
+_KNOWN = (
+    *_NORMS.values(),
+    _WRITES,
+    _OTHERS,
+    re.compile(_LAYER + f"(?:{'|'.join(_NORMS)})\\.weight"),
+    re.compile("|".join(map(re.escape, (_EMBEDDING, NORM, _HEAD)))),
+)
 _TOKENS = 64
 _SAME = 1e-4
 """Largest difference that counts as float32 rounding, relative to the largest logit; 5e-6 for SmolLM2-135M."""
@@ -64,9 +71,10 @@ def prepare(source: Path, output: Path, *, rotate: bool) -> Prepared:
             generation settings.
     """
     weights = load(source)
-    if not rotate:
-        return Prepared(rotated=False, note="", streamed=weights.streamed)
-    return rotate_stream(weights, source, output)._replace(streamed=weights.streamed)
+    prepared = Prepared(rotated=False, note="")
+    if rotate:
+        prepared = rotate_stream(weights, source, output)
+    return prepared._replace(streamed=weights.streamed)
 
 
 def rotate_stream(
@@ -112,15 +120,9 @@ def orthogonal(width: int) -> NDArray[np.float64]:
 def _obstacle(weights: Streamed) -> str:
     """Why a model cannot be rotated: a weight or norm of another kind; empty if all are known."""
     names = weights.names
-    known = (
-        *_NORMS.values(),
-        _WRITES,
-        _OTHERS,
-        re.compile(_LAYER + f"(?:{'|'.join(_NORMS)})\\.weight"),
-    )
     norms = {NORM}
     for name in names:
-        if name not in (_EMBEDDING, NORM, _HEAD) and not any(one.fullmatch(name) for one in known):
+        if not any(known.fullmatch(name) for known in _KNOWN):
             return f"edge-opt has no rule for '{name}'"
         norms |= {*_norm_before(name)}
     for name in (_EMBEDDING, _HEAD):

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,14 @@ from edge_opt.building.rounding import PLAN, plan_of
 from edge_opt.building.sections import faults
 from edge_opt.building.settings import check_settings
 from edge_opt.building.source import Given, Kind, look_at, read_object
-from edge_opt.building.stages import BuildCheckError, Input, Stage, StageReport, Stages
+from edge_opt.building.stages import (
+    BuildCheckError,
+    Input,
+    Stage,
+    StageReport,
+    Stages,
+    Values,
+)
 from edge_opt.conversion.models import find_unsound
 from edge_opt.ir.opening import Opened
 from edge_opt.npu.compiler import Compiler, CompilerMissingError
@@ -46,7 +52,7 @@ from edge_opt.schema.data import Data, Source
 from edge_opt.schema.litertlm import SUFFIX
 from edge_opt.soundness import MASK_TOO_SMALL, sentences
 from edge_opt.targets import Target, load_target
-from edge_opt.targets.chips import TARGETS, VENDORS, find_chip
+from edge_opt.targets.chips import NAMES, TARGETS, find_chip
 
 WORST_RATIO = 1.05
 """Perplexity relative to the checkpoint's above which a build warns, or fails if the layers' weights are in 4 bits."""
@@ -78,9 +84,9 @@ class BuildResult(Record):
     converted: str | None = None
     warnings: list[str] = field(default_factory=list)
     stages: list[StageReport] = field(default_factory=list)
-    optimized: dict[str, Any] = field(default_factory=dict)
-    settings: dict[str, Any] = field(default_factory=dict)
-    caches: dict[str, Any] = field(default_factory=dict)
+    optimized: Values = field(default_factory=dict)
+    settings: Values = field(default_factory=dict)
+    caches: Values = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     evaluation: Evaluation | None = None
     seconds: float = 0.0
@@ -165,19 +171,15 @@ def build(
     # A plan is chosen so that the limit is kept; one that is given is taken as it is.
     rounding = {"ratio": limit if plan is None else None, "plan": _plan(plan, weights)}
     texts = _texts(given, prompts, held_out, evaluate=evaluate)
-    versions = _versions(given)
+    versions = stages.tool_versions()
+    if given.adapter:
+        versions = versions | versions_of(("peft",), stages.INSTALL)
     runtimes = evaluation.check_runtimes() if texts.scored else {}
     result = BuildResult(str(source), given.kind, chip, vendor, str(folder), versions=versions)
     result.warnings += filter(None, [stages.untried(versions)])
     with stages.locked(folder), _finishing(result, began):
-        runner = Stages(
-            folder,
-            versions,
-            libraries,
-            progress or no_progress,
-            on_stage,
-            result.stages,
-        )
+        tell = progress or no_progress
+        runner = Stages(folder, versions, libraries, tell, on_stage, result.stages)
         _give_inputs(runner, given, texts.calibration, folder)
         _configure(runner, result, given, settings, rounds=weights == "4")
         quantized = run_quantization(
@@ -187,13 +189,13 @@ def build(
         compiling = result.settings["compile"]
         optimized = runner.run(OPTIMIZE, {**compiling, "target": facts.to_dict()})
         result.optimized = optimized.values
-        result.converted = str(optimized.bundle.path)
+        result.converted = str(optimized.bundle)
         if evaluate:
             result.evaluation = Evaluation([], 0, note=texts.note)
         configs = {"compile_configs": result.optimized["compile_configs"]}
-        last: dict[Stage, Mapping[str, Any]] = {COMPILE: {**compiling, **configs}}
+        last: dict[Stage, Values] = {COMPILE: {**compiling, **configs}}
         if texts.scored:
-            parts = in_turn(texts.scored, optimized.bundle.path)
+            parts = in_turn(texts.scored, optimized.bundle)
             last[EVALUATE] = {"parts": parts, "runtimes": runtimes}
             if npu_tokens and libraries is not None and backend_of(chip).emulates:
                 last[EMULATE] = evaluation.emulation(texts.scored, npu_tokens, Compiler(chip))
@@ -201,11 +203,6 @@ def build(
         _check_quality(result, limit, bundle)
         _deliver(bundle, result, output, overwrite=overwrite)
     return result
-
-
-def _versions(given: Given) -> dict[str, str]:
-    merging = versions_of(("peft",), stages.INSTALL) if given.adapter else {}
-    return stages.tool_versions() | merging
 
 
 def _give_inputs(runner: Stages, given: Given, calibration: list[Any], folder: Path) -> None:
@@ -243,7 +240,7 @@ def _configure(
     runner: Stages,
     result: BuildResult,
     given: Given,
-    settings: Mapping[str, Any],
+    settings: Values,
     *,
     rounds: bool,
 ) -> None:
@@ -280,7 +277,7 @@ def _chip_of(name: str) -> tuple[str, str]:
     """The vendor of a chip, as litert-torch's pipeline names it, and the chip; UsageError for an unknown chip."""
     found = find_chip(name)
     if found is None:
-        error = unknown("chip", name.strip(), chain.from_iterable(VENDORS.values()))
+        error = unknown("chip", name.strip(), NAMES)
         raise UsageError(f"{error}; `adb shell getprop ro.soc.model` asks a phone for its chip")
     return found
 
@@ -300,7 +297,7 @@ def _libraries(vendor: str, compiler: Compiler) -> Input | None:
         if compiler.sdk is None and not backend.estimates:
             return None  # nothing but the last stage needs them
         raise
-    return Input(folder, stages.digest_of(sorted(folder.glob(backend.results_from)), folder))
+    return _input(sorted(folder.glob(backend.results_from)), folder)
 
 
 def _check_paths(
@@ -329,9 +326,9 @@ def _target(vendor: str, chip: str, target: str | None) -> Target:
     return facts
 
 
-def _lengths(given: Given, prefill: Sequence[int] | None, cache: int | None) -> dict[str, Any]:
+def _lengths(given: Given, prefill: Sequence[int] | None, cache: int | None) -> Values:
     """The pipeline's settings for lengths that are given."""
-    lengths: dict[str, Any] = {}
+    lengths: Values = {}
     if prefill:
         lengths["prefill_lengths"] = [*prefill]
     if cache:
@@ -352,7 +349,7 @@ def _limit(ratio: float | None, weights: str) -> float | None:
     return ratio
 
 
-def _plan(path: AnyPath | None, weights: str) -> dict[str, Any] | None:
+def _plan(path: AnyPath | None, weights: str) -> Values | None:
     """The choices in a plan file, without what does not affect the result; UsageError if it is not a plan."""
     if path is None:
         return None
@@ -373,18 +370,17 @@ def _texts(
     if given.kind is not Kind.QUANTIZED and prompts is None:
         raise UsageError(f"calibrating a {given.kind} needs prompts: give prompts=FILE.jsonl")
     every = [] if prompts is None else read_prompts(path_of(prompts, "prompts"))
-    if held_out is not None and not evaluate:
+    has_reference = given.kind is Kind.CHECKPOINT
+    if held_out is None:
+        return hold_out(every) if has_reference and evaluate else Texts([], every, _NO_REFERENCE)
+    if not evaluate:
         raise UsageError("held_out=... and evaluate=False exclude each other: leave one out")
-    if held_out is not None and given.kind is not Kind.CHECKPOINT:
+    if not has_reference:
         raise UsageError(
             f"held_out=... needs a checkpoint to compare with, and {given.path} is a bundle"
         )
-    if held_out is not None:
-        texts = read_texts(Path(held_out), every)
-        return Texts(texts, every, f"Evaluated on {held_out}{repeating(texts, every)}")
-    if given.kind is not Kind.CHECKPOINT or not evaluate:
-        return Texts([], every, _NO_REFERENCE)
-    return hold_out(every)
+    texts = read_texts(Path(held_out), every)
+    return Texts(texts, every, f"Evaluated on {held_out}{repeating(texts, every)}")
 
 
 def _written(prompts: list[Any], folder: Path) -> dict[str, Input]:
@@ -394,12 +390,10 @@ def _written(prompts: list[Any], folder: Path) -> dict[str, Input]:
     path = folder / "prompts.jsonl"
     lines = "".join(f"{json.dumps(prompt)}\n" for prompt in prompts)
     write_whole(path, lines.encode(), overwrite=True)
-    return {"prompts": Input(path, stages.digest_of([path], folder))}
+    return {"prompts": _input([path], path)}
 
 
-def _run_last(
-    runner: Stages, result: BuildResult, last: Mapping[Stage, Mapping[str, Any]], note: str
-) -> Path:
+def _run_last(runner: Stages, result: BuildResult, last: Mapping[Stage, Values], note: str) -> Path:
     """Compile and score, at the same time if memory allows it; the path of the compiled bundle."""
     needed = [runner.needs.get(stage.name, 0) for stage in last]
     with runner.threads(side_by_side=fit_together(needed)) as threads:
@@ -407,7 +401,7 @@ def _run_last(
         for stage, options in last.items():
             waiting[stage] = threads.submit(runner.result, stage, options)
         # The compiler ends first, and its failure ends the others.
-        bundle = runner.add(waiting[COMPILE].result()).bundle.path
+        bundle = runner.add(waiting[COMPILE].result()).bundle
         if EVALUATE in last:
             result.evaluation = _evaluated(runner, result, waiting, note)
     return bundle
@@ -445,9 +439,9 @@ def _evaluated(
 
 def _check_quality(result: BuildResult, limit: float | None, compiled: Path) -> None:
     """Raise BuildCheckError if the bundle's perplexity on CPU kernels exceeds the limit by more than its error."""
-    models = [] if result.evaluation is None else result.evaluation.models
     if limit is None:
         return
+    models = [] if result.evaluation is None else result.evaluation.models
     # The error of a ratio of one token is not known.
     if len(models) < 2 or models[1].tokens < 2:
         result.warnings.append(

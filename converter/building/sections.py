@@ -3,7 +3,8 @@
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from edge_opt.ir import Model, Tensor, load
@@ -60,10 +61,15 @@ def keep_sections(before: Path, after: Path) -> list[str]:
         elif section.is_model:
             models[index] = read_model(written.content(places[key]))
     if lost:
-        made = after.with_name(f"{after.stem}_whole{after.suffix}")
-        whole.write(models, made, overwrite=True)
-        made.replace(after)
+        replace_file(after, partial(whole.write, models))
     return lost
+
+
+def replace_file(path: Path, write: Callable[[Path], None]) -> None:
+    """Replace a bundle that is read until the new one is written."""
+    written = path.with_name(f"{path.stem}_new{path.suffix}")
+    write(written)
+    written.replace(path)
 
 
 def faults(before: Path, after: Path) -> list[str]:

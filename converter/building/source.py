@@ -20,9 +20,7 @@ from edge_opt.schema.data import Source
 
 CONFIG = "config.json"
 """The file with a checkpoint's settings."""
-_GENERATION = "generation_config.json"
 _END = "eos_token_id"
-_TOKENIZER_CONFIG = "tokenizer_config.json"
 _TEMPLATE = "chat_template"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -163,12 +161,13 @@ def _checkpoint(path: Path) -> Given:
     for file in files:
         if file.name.endswith(_INDEX):
             _check_index(file)
-    if not any(file.suffix in _WEIGHTS for file in files):
+    given = Given(path, Kind.CHECKPOINT, files)
+    if not given.weights:
         raise UsageError(f"{path} has no weights (*.safetensors)")
-    for file in files:
+    for file in given.weights:
         if file.suffix == ".safetensors":
             _check_length(file)
-    return Given(path, Kind.CHECKPOINT, files)
+    return given
 
 
 def _check_ends(path: Path) -> None:
@@ -176,10 +175,10 @@ def _check_ends(path: Path) -> None:
 
     litert-torch takes it from the generation settings, or else from the model's, and from a chat template.
     """
-    settings = path / _GENERATION
+    settings = path / "generation_config.json"
     if not settings.is_file():
         return  # many families have a default
-    tokenizer = path / _TOKENIZER_CONFIG
+    tokenizer = path / "tokenizer_config.json"
     has_template = (path / f"{_TEMPLATE}.jinja").is_file() or (
         tokenizer.is_file() and _TEMPLATE in read_object(tokenizer)
     )

@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from edge_opt.base.errors import EdgeOptError
 from edge_opt.base.processes import begin_child
@@ -17,9 +16,9 @@ from edge_opt.base.record import from_dict
 from edge_opt.base.words import Progress
 from edge_opt.building import evaluation, merging, narrowing, pipeline, rounding
 from edge_opt.building.sections import closed
-from edge_opt.building.stages import Job
+from edge_opt.building.stages import Job, Values
 
-STAGES: dict[str, Callable[[Job, Progress], dict[str, Any]]] = {
+STAGES: dict[str, Callable[[Job, Progress], Values]] = {
     "merge": merging.merge,
     "configure": pipeline.configure,
     "round": rounding.round_weights,
@@ -43,7 +42,7 @@ def main() -> None:
     outcome.write_text(json.dumps(answer, default=str), encoding="utf-8")
 
 
-def _answer(job: Job) -> dict[str, Any]:
+def _answer(job: Job) -> Values:
     try:
         inputs = {role: str(closed(Path(path))) for role, path in job.inputs.items()}
         return {"values": STAGES[job.stage](replace(job, inputs=inputs), _progress)}

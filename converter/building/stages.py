@@ -64,6 +64,8 @@ _ALMOST_FULL = 1 << 20
 _OUT_OF_MEMORY = re.compile("SIGKILL|BrokenProcessPool|allocate memory|bad_alloc|MemoryError")
 _NO_SPACE = os.strerror(errno.ENOSPC)
 _KINDS: dict[int, type[EdgeOptError]] = {2: UsageError, 5: OutputError}
+Values = dict[str, Any]
+"""Plain values by name: settings, options, and what a stage returns."""
 
 
 class StageFailedError(EdgeOptError):
@@ -92,8 +94,8 @@ class Job:
     stage: str
     output: str
     inputs: Mapping[str, str] = field(default_factory=dict)
-    config: Mapping[str, Any] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
+    config: Values = field(default_factory=dict)
+    options: Values = field(default_factory=dict)
     libraries: str | None = None
 
     @property
@@ -137,7 +139,7 @@ class StageReport(Record):
     bytes: int
     seconds: float
     peak_bytes: int
-    values: dict[str, Any]
+    values: Values
     made_now: bool
 
     _left_out = ("folder", "key", "digest", "values")
@@ -154,9 +156,9 @@ class StageReport(Record):
         return [*self.values.get("notes", ())]
 
     @property
-    def bundle(self) -> Input:
-        """The stage's bundle, as the next stage's input."""
-        return Input(self.folder / MODEL, self.digest)
+    def bundle(self) -> Path:
+        """The path of the stage's bundle."""
+        return self.folder / MODEL
 
 
 def quantizers() -> Sequence[str]:
@@ -174,9 +176,9 @@ def tool_versions() -> dict[str, str]:
     return versions | {"edge-opt": f"{version('edge-opt')}+{_code_digest()}"}
 
 
-def untried(versions: Mapping[str, str]) -> str:
+def untried(versions: Mapping[str, str | None]) -> str:
     """A warning if no whole build was made with the version of litert-torch; else empty."""
-    found = versions.get("litert-torch", TRIED[0])
+    found = versions.get("litert-torch") or TRIED[0]
     if f"{found}.".startswith(tuple(f"{one}." for one in TRIED)):
         return ""
     return (
@@ -196,7 +198,7 @@ def _code_digest() -> str:
     return digest.hexdigest()[:16]
 
 
-def carry_out(job: Job, log: Path, progress: Progress) -> tuple[dict[str, Any], int]:
+def carry_out(job: Job, log: Path, progress: Progress) -> tuple[Values, int]:
     """Run one stage in a process that prints to `log`, beside which its temporary files are.
 
     An interrupt ends the process and its child processes.
@@ -250,9 +252,9 @@ def _steps(log: Path) -> tuple[int, int]:
     return int(done), int(total)
 
 
-def _answer(status: int, outcome: Path, *, memory_ran_out: bool) -> tuple[dict[str, Any], int]:
+def _answer(status: int, outcome: Path, *, memory_ran_out: bool) -> tuple[Values, int]:
     """What a stage returned, or its error; memory may have run out in a process that it had started."""
-    answer: dict[str, Any] = {}
+    answer: Values = {}
     with suppress(OSError, ValueError):
         answer = json.loads(outcome.read_text(encoding="utf-8"))
     if "values" in answer:
@@ -284,11 +286,11 @@ class Stages:
     on_stage: Callable[[StageReport], None] | None
     done: list[StageReport]
     files: dict[str, Input] = field(default_factory=dict)
-    config: dict[str, Any] = field(default_factory=dict)
+    config: Values = field(default_factory=dict)
     ended: Event = field(default_factory=Event)
     needs: Mapping[str, int] = field(default_factory=dict)
 
-    def run(self, stage: Stage, options: Mapping[str, Any]) -> StageReport:
+    def run(self, stage: Stage, options: Values) -> StageReport:
         """Add a stage's result to `done` and `files`, see `result`, and return it."""
         report = self.add(self.result(stage, options))
         for role, place in stage.makes.items():
@@ -317,7 +319,7 @@ class Stages:
                 self.ended.set()
                 raise
 
-    def result(self, stage: Stage, options: Mapping[str, Any]) -> StageReport:
+    def result(self, stage: Stage, options: Values) -> StageReport:
         """Return a stage's result: an earlier run's if inputs, options, libraries and versions are the same, or new."""
         name = stage.name
         folder = self.folder / name

@@ -109,7 +109,7 @@ def npu_optimize(
         raise UsageError(f"vendor '{cfg.backend}' has no target, {did_you_mean(vendor, TARGETS)}")
     facts = load_target(TARGETS[vendor] if target is None else target)
     configs = _compile_configs(cfg)
-    compiler, notes = _compiler(cfg, vendor, configs, sdk)
+    compiler, note = _compiler(cfg, vendor, configs, sdk)
     replacing = bool(getattr(cfg, "overwrite", False)) if overwrite is None else overwrite
     resolve_target(output_litertlm, overwrite=replacing)
     tell = progress or no_progress
@@ -135,16 +135,16 @@ def npu_optimize(
     if any(site.signature in exported_only for site in result.converted):
         kept = [entry.name for entry in result.signatures if entry.name not in exported_only]
         result = run(overwrite=True, signatures=kept)
-    return Optimized(result, gains, configs, notes)
+    return Optimized(result, gains, configs, (note,) if note else ())
 
 
 def _compiler(
     cfg: Any, vendor: str, configs: Mapping[str, Any], sdk: AnyPath | None
-) -> tuple[Compiler | None, tuple[str, ...]]:
-    """A compiler with the settings that `npu_compile` will use, None if none can run here; and notes about it."""
+) -> tuple[Compiler | None, str]:
+    """A compiler with the settings that `npu_compile` will use, None if none can run here; and a note about it."""
     backend = vendor_backend(vendor)
     if backend is None:
-        return None, (_unmeasured(f"edge-opt cannot run the compiler of '{cfg.backend}'"),)
+        return None, _unmeasured(f"edge-opt cannot run the compiler of '{cfg.backend}'")
     configured = configs[MAIN_SECTION].get("flags", ())
     shares_weights = not getattr(cfg, "disable_weight_sharing", False)
     flags = backend.pipeline_flags(configured, shares_weights=shares_weights)
@@ -154,9 +154,8 @@ def _compiler(
     except CompilerMissingError as error:
         if sdk is not None:
             raise
-        return None, (_unmeasured(str(error)),)
-    note = backend.note(compiler.chip)
-    return backend.judge(compiler), (note,) if note else ()
+        return None, _unmeasured(str(error))
+    return backend.judge(compiler), backend.note(compiler.chip)
 
 
 def _unmeasured(why: str) -> str:

@@ -10,13 +10,11 @@ from edge_opt.base.errors import UsageError
 from edge_opt.base.words import Progress
 from edge_opt.comparison.findings import ComparisonReport, SignatureComparison, name_of
 from edge_opt.comparison.pairing import Both, Pair, Shapes, both_open, checked_numbers
-from edge_opt.conversion.models import close_inputs
-from edge_opt.ir import Model
 from edge_opt.ir.opening import ModelLike, Part
 from edge_opt.npu.compiler import Compiler, CompilerFailedError
-from edge_opt.npu.profiling import open_inputs
+from edge_opt.npu.profiling import still_open
 from edge_opt.npu.vendors import backend_of
-from edge_opt.runtime.inputs import InputPlan, array_of
+from edge_opt.runtime.inputs import array_of
 from edge_opt.runtime.metrics import measure
 from edge_opt.runtime.protocol import Arrays
 
@@ -51,8 +49,7 @@ def compare_on_npu(
     )
     with both_open(a, b, begun, signatures=signatures, shapes=shapes, progress=progress) as both:
         for model in both.models:
-            close_inputs([Part(model)], shapes or {})
-            options = open_inputs(model)
+            options = still_open(Part(model), shapes)
             if options:
                 raise UsageError(f"open lengths are compiled as 1: give {options}")
         report = both.compared(
@@ -77,14 +74,17 @@ def _emulated(both: Both, pair: Pair, compiler: Compiler) -> SignatureComparison
     """
     name = pair.signature.name
     plans = pair.plans(both.begun.seed)
+    emulating = backend_of(compiler.chip).emulating
     is_one_model = both.begun.a == both.begun.b
     cpu: list[Arrays] = []
     npu: list[Arrays] = []
     for place in (0,) if is_one_model else (0, 1):
         model = both.models[place]
         cpu += both.worker.run_calls(both.files[place], [(name, plans[place])])
+        inputs = {one.info.name: array_of(one) for one in plans[place]}
         try:
-            outputs = _in_emulator(model, name, plans[place], compiler)
+            with emulating(model, name, compiler) as emulator:
+                outputs = emulator.run(inputs)
         except CompilerFailedError as error:
             return SignatureComparison(name, reason=f"{'ab'[place]}: {error}")
         # Outputs that are an input or a constant are not compiled; they are the CPU's.
@@ -96,13 +96,6 @@ def _emulated(both: Both, pair: Pair, compiler: Compiler) -> SignatureComparison
     distances = _distances(pair, cpu[0], npu[0], npu[-1])
     compared = [replace(one, db=distances.get(one.name)) for one in found.outputs]
     return replace(found, outputs=tuple(compared))
-
-
-def _in_emulator(model: Model, name: str, plans: Sequence[InputPlan], compiler: Compiler) -> Arrays:
-    """Compile an entry point, and run it once in the emulator; CompilerFailedError if it does not run."""
-    inputs = {one.info.name: array_of(one) for one in plans}
-    with backend_of(compiler.chip).emulating(model, name, compiler) as emulator:
-        return emulator.run(inputs)
 
 
 def _distances(pair: Pair, cpu: Arrays, a: Arrays, b: Arrays) -> dict[str, tuple[float, float]]:

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from subprocess import CompletedProcess
 from threading import Thread
-from typing import ClassVar, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from edge_opt.base import processes
 from edge_opt.base.atomic import AnyPath
@@ -177,15 +177,15 @@ class Backend(ABC):
     and `emulates` are true if it estimates time and if compiled graphs can run here.
     """
 
-    manufacturer: ClassVar[str]
-    compiler: ClassVar[str]
-    library: ClassVar[str]
-    needs: ClassVar[str]
-    how_to_get: ClassVar[str]
-    variables: ClassVar[tuple[str, ...]]
-    results_from: ClassVar[str]
-    estimates: ClassVar[bool] = False
-    emulates: ClassVar[bool] = False
+    manufacturer: str
+    compiler: str
+    library: str
+    needs: str
+    how_to_get: str
+    variables: tuple[str, ...]
+    results_from: str
+    estimates = False
+    emulates = False
 
     @abstractmethod
     def measure(self, path: Path, signature: str, compiler: Compiler) -> Figures:

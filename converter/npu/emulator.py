@@ -9,9 +9,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, TextIO
+from typing import NamedTuple, NoReturn, TextIO
 
 import numpy as np
 
@@ -59,8 +58,7 @@ def emulating(
         _check_ran(compiling.result())
 
 
-@dataclass(frozen=True, slots=True)
-class Emulator:
+class Emulator(NamedTuple):
     """A compiled (or compiling) model with one `signature`; it runs on the folders written to `queue`."""
 
     folder: Path

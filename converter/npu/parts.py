@@ -1,8 +1,9 @@
 """Where the time of an entry point goes: to attention, feed-forward, norms and logits."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 
 from edge_opt.base.atomic import AnyPath
 from edge_opt.base.words import Progress, no_progress, size
@@ -44,7 +45,7 @@ def draw_gain(
     if models[-1] != models[0]:
         versions[_LAST] = Opened(models[-1]).main().model
     signature, _ = largest_attention(versions[_FIRST])
-    times: dict[tuple[str, str], int] = {}
+    times: defaultdict[str, dict[str, int]] = defaultdict(dict)
     spills: dict[str, int] = {}
     for version, model in versions.items():
         outputs = model.arguments(signature)[2]
@@ -57,14 +58,12 @@ def draw_gain(
         if others and len(others) < len(outputs):
             parts["logits"] = _us(whole) - _us(_up_to(model, signature, others, judge))
         for part, us in parts.items():
-            times[part, version] = us
+            times[part][version] = max(0, us)
+    in_layers = {f"{part}, first layers": times[part] for part in _IN_LAYERS}
     rows: Table = [("", "", "estimated", "")]
-    rows += _rows(_WHOLE, "", times)
-    rows += _rows(_IN_LAYERS, ", first layers", times)
-    for version, spill in spills.items():
-        share = spill / (max(spills.values()) or 1)
-        name = "spill" if version == _FIRST else ""
-        rows.append((name, version, size(spill), _bar(version, share)))
+    rows += _rows({part: times[part] for part in _WHOLE}, _milliseconds)
+    rows += _rows(in_layers, _milliseconds)
+    rows += _rows({"spill": spills}, size)
     note = (
         f"First layers: the first {_LAYERS}, drawn to a scale of their own. Estimates for {judge.chip}; not timed on a "
         "phone."
@@ -87,20 +86,22 @@ def _times_in_layers(
     return times
 
 
-def _rows(parts: Sequence[str], where: str, times: Mapping[tuple[str, str], int]) -> Table:
-    """The times of parts in each version, with `where` behind their names; the longest of them has the longest bar."""
-    found = {key: max(0, us) for key, us in times.items() if key[0] in parts}
-    longest = max(found.values(), default=0) or 1
+def _rows(values: Mapping[str, Mapping[str, int]], shown: Callable[[int], str]) -> Table:
+    """Values by name and version, of names that the first version has; the largest of all has the longest bar."""
+    largest = max(chain.from_iterable(one.values() for one in values.values()), default=0) or 1
     rows: Table = []
-    for part in parts:
-        if (part, _FIRST) not in found:
+    for name, of_versions in values.items():
+        if _FIRST not in of_versions:
             continue
-        for version in _BARS:
-            us = found.get((part, version))
-            if us is not None:
-                name = f"{part}{where}" if version == _FIRST else ""
-                rows.append((name, version, f"{us / 1000:.3f} ms", _bar(version, us / longest)))
+        for version, value in of_versions.items():
+            title = name if version == _FIRST else ""
+            bar = _BARS[version] * round(_LONGEST * (value / largest))
+            rows.append((title, version, shown(value), bar))
     return rows
+
+
+def _milliseconds(us: int) -> str:
+    return f"{us / 1000:.3f} ms"
 
 
 def _points(model: Model, signature: str) -> Iterator[tuple[str, Tensor]]:
@@ -151,7 +152,3 @@ def _us(figures: Figures) -> int:
     if figures.time is None:
         raise CompilerFailedError(f"no picture of the times: {figures.note}")
     return figures.time.us
-
-
-def _bar(version: str, share: float) -> str:
-    return _BARS[version] * round(_LONGEST * share)

@@ -11,9 +11,10 @@ from edge_opt.base.atomic import AnyPath
 from edge_opt.base.packages import RUNTIME, version_of
 from edge_opt.base.record import Record
 from edge_opt.base.words import Progress
+from edge_opt.comparison.pairing import Shapes
 from edge_opt.conversion.models import close_inputs
 from edge_opt.ir import Model, save
-from edge_opt.ir.opening import Opened
+from edge_opt.ir.opening import Opened, Part
 from edge_opt.npu.compiler import (
     Compiler,
     CompilerFailedError,
@@ -109,7 +110,7 @@ def profile(
 
 
 def measure_all(
-    path: AnyPath, compiler: Compiler, shapes: Mapping[str, Sequence[int]] | None = None
+    path: AnyPath, compiler: Compiler, shapes: Shapes | None = None
 ) -> tuple[list[Measured], str]:
     """Every entry point as the compiler takes it, and a note if lengths are still open; arguments as for `profile`.
 
@@ -118,16 +119,16 @@ def measure_all(
     """
     backend_of(compiler.chip).check_installed(compiler)
     part = Opened(path).main()
-    close_inputs([part], shapes or {})
-    options = open_inputs(part.model)
+    options = still_open(part, shapes)
     note = f"open lengths were compiled as 1: {options} gives others" if options else ""
     return [measure(part.model, name, compiler) for name, _ in part.model.entry_points()], note
 
 
-def open_inputs(model: Model) -> str:
-    """The options that give a model's open inputs static shapes; empty if none is open."""
+def still_open(part: Part, shapes: Shapes | None) -> str:
+    """Give a model's open inputs these shapes; the options for those that are still open, empty if there are none."""
+    close_inputs([part], shapes or {})
     options: dict[str, None] = {}
-    for _, inputs in model.inputs():
+    for _, inputs in part.model.inputs():
         options |= dict.fromkeys(shape_options(inputs))
     return " ".join(options)
 

@@ -7,8 +7,9 @@ token, compared with a reference's.
 import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from itertools import count
+from dataclasses import replace
+from itertools import chain, count
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,8 +27,7 @@ from edge_opt.runtime.runner import Worker
 from edge_opt.runtime.tensors import MAIN
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
+class Text(NamedTuple):
     """Tokens of the prompt, and the tokens after it, which are scored."""
 
     before: tuple[int, ...]
@@ -67,8 +67,10 @@ def read(
         emulating = backend_of(compiler.chip).emulating
         model = load(files[MAIN])
         emulators: dict[str, Emulation] = {}
-        for name in _called(loops):
-            emulators[name] = stack.enter_context(emulating(model, name, compiler))
+        for call in chain.from_iterable((*loop.decode, *loop.prefill) for loop in loops):
+            name = call.signature.name
+            if call.model == MAIN and name not in emulators:
+                emulators[name] = stack.enter_context(emulating(model, name, compiler))
         total = sum(map(_runs, loops))
         done = count(1)
 
@@ -87,24 +89,13 @@ def read(
         return [loop.logits.reals(steps.run(loop, invoke)[1][:, 0]) for loop in loops]
 
 
-def _called(loops: Sequence[Loop]) -> dict[str, None]:
-    """Entry points of the prefill/decode model that reading the texts calls."""
-    names: dict[str, None] = {}
-    for loop in loops:
-        for call in (*loop.decode, *loop.prefill):
-            if call.model == MAIN:
-                names[call.signature.name] = None
-    return names
-
-
 def _runs(loop: Loop) -> int:
     """Runs of the prefill/decode model that reading a text takes: the prompt's last token is read by decode."""
     prefills = math.ceil((len(loop.prompt[0]) - 1) / loop.rows)
     return prefills + loop.count
 
 
-@dataclass(frozen=True, slots=True)
-class Closeness:
+class Closeness(NamedTuple):
     """Distance between predictions and a reference's, position by position.
 
     `kl` is the Kullback-Leibler divergence from the reference in nats, `agrees` is true if the most likely token is the

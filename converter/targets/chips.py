@@ -1,9 +1,9 @@
 """Chips by name, their vendors, the vendors' targets, and facts about Qualcomm's NPUs."""
 
 import tomllib
-from dataclasses import dataclass
 from importlib import resources
-from typing import Final
+from itertools import chain
+from typing import Final, NamedTuple
 
 _DATA: Final = tomllib.loads(
     (resources.files(__package__) / "chips.toml").read_text(encoding="utf-8")
@@ -14,8 +14,7 @@ _JUDGES = ("SA8775", "SA8797")
 DEFAULT_CHIP = "SM8750"
 
 
-@dataclass(frozen=True, slots=True)
-class Chip:
+class Chip(NamedTuple):
     """A chip, by the compiler's name for it; `vtcm` is its NPU's on-chip memory in MiB."""
 
     name: str
@@ -50,6 +49,8 @@ CHIPS: Final = {
 """Chips whose Hexagon version is known."""
 VENDORS: Final[dict[str, list[str]]] = {"qualcomm": list(CHIPS), **_DATA["others"]}
 """LiteRT's chips by vendor, with the vendor names of litert-torch's pipeline."""
+NAMES = [*chain.from_iterable(VENDORS.values())]
+"""All chips."""
 TARGETS: Final[dict[str, str]] = _DATA["targets"]
 """The target for each vendor, by the vendor names of LiteRT and its pipeline."""
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from edge_opt.attention.block import element_bytes
 from edge_opt.base.record import Record
-from edge_opt.base.words import many
+from edge_opt.base.words import listed, many
 from edge_opt.ir import DType, Model, Subgraph, Tensor
 from edge_opt.ir.cleanup import external_weights, new_codes
 from edge_opt.ir.composites import COMPOSITE, composite_name
@@ -146,19 +146,6 @@ class TensorKind(NamedTuple):
     includes: Callable[[Tensor], bool]
 
 
-def refused_tensors(target: Target) -> list[TensorKind]:
-    """The kinds of tensors that the target refuses."""
-    kinds: list[TensorKind] = []
-    if target.int64 is False:
-        kinds.append(TensorKind("int64", "64-bit integers are refused", _is_int64))
-    if target.floats is False:
-        kinds.append(TensorKind("float", "floats are refused, quantize the model", _is_float))
-    if target.dynamic_shapes is False:
-        text = "dimensions known only at run time are refused"
-        kinds.append(TensorKind("dynamic", text, _is_open))
-    return kinds
-
-
 def _is_int64(tensor: Tensor) -> bool:
     return tensor.dtype is DType.INT64
 
@@ -171,6 +158,21 @@ def _is_open(tensor: Tensor) -> bool:
     return tensor.is_dynamic or not tensor.has_rank
 
 
+_KINDS = {
+    "int64": TensorKind("int64", "64-bit integers are refused", _is_int64),
+    "floats": TensorKind("float", "floats are refused, quantize the model", _is_float),
+    "dynamic_shapes": TensorKind(
+        "dynamic", "dimensions known only at run time are refused", _is_open
+    ),
+}
+"""Kinds of tensors by the target's fact that is False if it refuses them."""
+
+
+def refused_tensors(target: Target) -> list[TensorKind]:
+    """The kinds of tensors that the target refuses."""
+    return [kind for fact, kind in _KINDS.items() if getattr(target, fact) is False]
+
+
 def _tensors(graph: Subgraph, target: Target) -> _Faults:
     kinds = refused_tensors(target)
     if target.open_length is not None:
@@ -180,11 +182,9 @@ def _tensors(graph: Subgraph, target: Target) -> _Faults:
     for operator in graph:
         defined += operator.outputs
     for kind in kinds:
-        found = list(filter(kind.includes, defined))
+        found = [_titled(tensor) for tensor in defined if kind.includes(tensor)]
         if found:
-            named = ", ".join(map(_titled, found[:_NAMED]))
-            more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-            yield kind.rule, f"{kind.text}: {named}{more}"
+            yield kind.rule, f"{kind.text}: {listed(found, _NAMED)}"
 
 
 def _titled(tensor: Tensor) -> str:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from importlib import resources
-from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypedDict
 
@@ -23,7 +22,7 @@ from edge_opt.ir import DType, Operator
 from edge_opt.ir.composites import COMPOSITE, composite_name
 from edge_opt.ir.refusal import RefusedError, Why
 from edge_opt.schema.table import ENUMS
-from edge_opt.targets.chips import TARGETS, VENDORS, find_chip
+from edge_opt.targets.chips import NAMES, TARGETS, find_chip
 
 Form: TypeAlias = Annotated[str, Meta(pattern=f"^({'|'.join(FORM_NAMES)})$")]
 Count: TypeAlias = Annotated[int, Meta(ge=1)]
@@ -138,8 +137,7 @@ class Target:
 
     def to_dict(self) -> dict[str, Any]:
         """All known facts, as JSON values."""
-        known = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        return {name: value for name, value in known.items() if value is not None}
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
     def stated(self) -> dict[str, Any]:
         """Facts that differ from those of an empty target."""
@@ -190,7 +188,7 @@ def load_target(name: TargetLike) -> Target:
         return replace(load_target(TARGETS[vendor]), chip=chip)
     if name not in target_names() and not name.endswith(".toml"):
         known = [*target_names(), "a chip, such as SM8750", "a .toml file"]
-        raise unknown("target", name, known, also=chain.from_iterable(VENDORS.values()))
+        raise unknown("target", name, known, also=NAMES)
     path = Path(name) if name.endswith(".toml") else resources.files(__package__) / f"{name}.toml"
     try:
         return _parse(path.read_text(encoding="utf-8"), name)
@@ -208,16 +206,12 @@ def _parse(text: str, source: str) -> Target:
     except msgspec.ValidationError as error:
         raise UsageError(f"target file {source}: {error}") from error
     facts = [entry.name for entry in fields(Target)]
-    operators = ENUMS["BuiltinOperator"]
     wrong = [f"'{key}' is unknown, {did_you_mean(key, facts)}" for key in data if key not in facts]
     extra = sorted(data.get("long_context", {}).keys() - LongContext.__annotations__.keys())
     wrong += [f"'{key}' in 'long_context' is unknown" for key in extra]
-    lists: tuple[tuple[str, str, Collection[str]], ...] = (
-        ("refused_operators", "operator", operators),
-        ("accepted_operators", "operator", operators),
-        ("unsplit_types", "type", DType.__members__),
-    )
-    for key, what, known in lists:
+    for key in ("refused_operators", "accepted_operators", "unsplit_types"):
+        what = "type" if key == "unsplit_types" else "operator"
+        known = {"type": DType.__members__, "operator": ENUMS["BuiltinOperator"]}[what]
         for name in getattr(target, key):
             if name not in known:
                 meant = did_you_mean(name, known)
