@@ -50,6 +50,17 @@ def test_a_damaged_file_is_an_error(tmp_path: Path, kept: int) -> None:
         stored_in(tmp_path / "new")
 
 
+@pytest.mark.parametrize("offsets", [(-8, 0), (0, 4), (0, 16)])
+def test_offsets_outside_the_weights_or_of_another_size_are_an_error(
+    tmp_path: Path, offsets: tuple[int, int]
+) -> None:
+    header = json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": offsets}}).encode()
+    path = tmp_path / "new"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(16))
+    with pytest.raises(DAMAGED, match="wrong offsets"):
+        stored_in(path)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["Llama", "Gemma3Text"])
 @pytest.mark.parametrize("shard", ["1GB", "10KB"])

@@ -67,8 +67,10 @@ def stored_in(path: Path) -> dict[str, Stored]:
     for name, entry in header.items():
         if name == "__metadata__":
             continue
-        first, _ = entry["data_offsets"]
+        first, last = entry["data_offsets"]
         one = Stored(path, entry["dtype"], tuple(entry["shape"]), 8 + size + first)
+        if first < 0 or last - first != one.bytes:
+            raise ValueError(f"'{name}' has wrong offsets, {first} and {last}")
         if one.start + one.bytes > end:
             raise ValueError(f"'{name}' is cut off")
         found[name] = one
