@@ -29,23 +29,21 @@ def join_heads(
 ) -> None:
     """Define `output`, in which heads lie as in `factored`, from the pieces of all heads, innermost label first."""
     factors = fx.merge_neighbours(fx.all_factors(factored))
-    outermost, *inner = (place for place, factor in enumerate(factors) if factor.stride)
+    labelled = [place for place, factor in enumerate(factors) if factor.stride]
     tensors = dict(enumerate(heads))
-    for place in reversed(inner):
+    for place in reversed(labelled):
+        packs = place == labelled[0] and not form.keep and output.dtype in SPLIT_TYPES
         front = fx.axis_size(before for before in factors[:place] if not before.stride)
         joined: dict[int, Tensor] = {}
         for first, group in _groups(tensors, factors[place]).items():
             parts = _joinable(assembly, group, front)
+            if packs and _pack(assembly, parts, front, output):
+                return
             joined[first] = _joined(assembly, parts, front, output)
         tensors = joined
-    front = fx.axis_size(factors[:outermost])
-    last = _joinable(assembly, list(tensors.values()), front)
-    packs = not form.keep and output.dtype in SPLIT_TYPES
-    if packs and _pack(assembly, last, front, output):
-        return
-    joined_last = _joined(assembly, last, front, output)
-    if joined_last is not output:
-        assembly.reshape_to(joined_last, output)
+    (last,) = tensors.values()
+    if last is not output:
+        assembly.reshape_to(last, output)
 
 
 def _groups(tensors: Mapping[int, Tensor], digit: Factor) -> dict[int, list[Tensor]]:
