@@ -44,7 +44,7 @@ class OperandFactors:
         self._found: dict[tuple[Operator, Labelled], Operands] = {}
         self._refusals: dict[tuple[Operator | None, Labelled], RefusedError] = {}
         self.clear: defaultdict[object, set[Labelled]] = defaultdict(set)
-        """Rows that a search has followed to all their ends and that are no heads; later searches skip them.
+        """Rows that a search followed to all their ends without finding heads in them; later searches skip them.
 
         "rows" are those of value products; "weights" the same up to the next products, where more is ambiguous. Rows
         of other products, by the size of the heads that they might be.
