@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_opt.attention.around import MASKING
-from edge_opt.attention.axes import contracted_axis
+from edge_opt.attention.axes import contracted_axis, data_of
 from edge_opt.attention.labels import DEEPEST
 from edge_opt.attention.rules import ELEMENTWISE, is_product
 from edge_opt.base.record import Record
 from edge_opt.base.words import shortened
 from edge_opt.ir import DType, Model, Operator, Subgraph, Tensor
-from edge_opt.ir.operators import KINDS, Effect, operators_that
+from edge_opt.ir.operators import Effect, operators_that
 from edge_opt.ir.walk import walked
 from edge_opt.runtime.description import tensor_info
 from edge_opt.runtime.tensors import cache_of
@@ -110,6 +110,7 @@ class _Range(NamedTuple):
 
 
 _Problem: TypeAlias = tuple[str, str, str]  # rule, message and remedy, as in `Unsound`
+_Labels: TypeAlias = Mapping[Tensor, str]  # the signatures' names of tensors
 
 
 def broken_ranges(model: Model, model_type: str = "") -> Iterator[Unsound]:
@@ -128,34 +129,30 @@ def broken_ranges(model: Model, model_type: str = "") -> Iterator[Unsound]:
             )
 
 
-def _ranges(graph: Subgraph, labels: Mapping[Tensor, str]) -> Iterator[tuple[Tensor, _Problem]]:
+def _ranges(graph: Subgraph, labels: _Labels) -> Iterator[tuple[Tensor, _Problem]]:
     """The first problem of each operator's result."""
     for operator in graph.operators:
         check = _CHECKS.get(operator.name)
         if check is None or not operator.outputs:
             continue
-        problem = next(check(operator, labels), None)
+        problem = check(operator, labels)
         if problem is not None:
             yield operator.outputs[0], problem
 
 
 def _scales(graph: Subgraph) -> Iterator[tuple[Tensor, _Problem]]:
     """Integers whose scale is 0, denormal, negative, infinite or NaN."""
-    used = (
-        tensor for operator in graph.operators for tensor in (*operator.inputs, *operator.outputs)
-    )
+    used = (tensor for operator in graph for tensor in (*operator.given, *operator.outputs))
     for tensor in dict.fromkeys(used):
-        if tensor is None or tensor.dtype.is_float:
+        if tensor.dtype.is_float:
             continue
         scales = _scales_of(tensor, graph).astype(np.float32)
         wrong = scales[~((scales >= np.finfo(np.float32).tiny) & np.isfinite(scales))]
         if wrong.size:
             text = f"has a scale of {wrong[0]:.3g} ({wrong.size} of {scales.size} are not normal numbers above 0)"
             remedy = _ROW_OF_ZEROS if tensor.is_constant else _FILLED
-            yield (
-                tensor,
-                ("unusable-scale", f"{text}: XNNPACK refuses the model or crashes", remedy),
-            )
+            problem = ("unusable-scale", f"{text}: XNNPACK refuses the model or crashes", remedy)
+            yield tensor, problem
 
 
 def _biases(graph: Subgraph) -> Iterator[tuple[Tensor, _Problem]]:
@@ -195,29 +192,25 @@ def _scales_of(tensor: Tensor, graph: Subgraph) -> NDArray[np.generic]:
     return stored.array() if is_readable else np.empty(0)
 
 
-def _product(operator: Operator, labels: Mapping[Tensor, str]) -> Iterator[_Problem]:
+def _product(operator: Operator, labels: _Labels) -> _Problem | None:
     """A product's range ends far below |a b| of the operands' maxima, or its step exceeds a sum of n of these."""
     left, right, result = map(_range, (*operator.inputs[:2], operator.outputs[0]))
     if result.largest < _SMALLEST_SHARE * left.largest * right.largest:
         numbers = f"numbers up to {left.largest:.2g} and {right.largest:.2g}"
         text = f"ends at {result.largest:.2g}, but is a product of {numbers}"
-        yield (
-            "range-too-narrow",
-            f"{text}: {_named(operator.inputs[1], labels)} has no effect",
-            _AGAIN,
-        )
-    most = _most(operator)
+        effect = f"{_named(operator.inputs[1], labels)} has no effect"
+        return "range-too-narrow", f"{text}: {effect}", _AGAIN
+    if not _is_always_0(operator):
+        return None
+    steps = f"has steps of {result.step:.2g}"
+    text = f"{steps}, but its operands give at most {_most(operator):.2g}: it is always 0"
     dead = next((tensor for tensor in operator.inputs[:2] if _range(tensor).largest <= _DEAD), None)
-    if _is_always_0(operator) and (dead is None or not dead.is_constant):  # weights of 0 are right
-        text = f"has steps of {result.step:.2g}, but its operands give at most {most:.2g}: it is always 0"
-        if dead is None:
-            yield ("range-too-wide", text, _UNMASKED if _is_masked(operator) else _NARROWER)
-        else:
-            yield (
-                "range-too-wide",
-                f"{text}, as {_named(dead, labels)} was during calibration",
-                _AGAIN,
-            )
+    if dead is None:
+        return "range-too-wide", text, _UNMASKED if _is_masked(operator) else _NARROWER
+    if dead.is_constant:
+        return None  # weights of 0 are right
+    named = _named(dead, labels)
+    return "range-too-wide", f"{text}, as {named} was during calibration", _AGAIN
 
 
 def _most(product: Operator) -> float:
@@ -243,26 +236,28 @@ def _is_masked(product: Operator) -> bool:
     return "SOFTMAX" in names and not names.isdisjoint(MASKING)
 
 
-def _cut_off(operator: Operator, labels: Mapping[Tensor, str]) -> Iterator[_Problem]:
+def _cut_off(operator: Operator, labels: _Labels) -> _Problem | None:
     """The smallest step of every operand exceeds the result's range."""
     result = _range(operator.outputs[0])
     steps = [_range(tensor).step for tensor in operator.inputs]
-    if steps and all(step > result.largest for step in steps):
-        comes = f"{_named(operator.inputs[0], labels)} has steps of {min(steps):.2g}"
-        text = f"ends at {result.largest:.2g}, but {comes}: all values but 0 are clipped"
-        yield ("values-cut-off", text, _AGAIN)
+    if not steps or not all(step > result.largest for step in steps):
+        return None
+    comes = f"{_named(operator.inputs[0], labels)} has steps of {min(steps):.2g}"
+    text = f"ends at {result.largest:.2g}, but {comes}: all values but 0 are clipped"
+    return "values-cut-off", text, _AGAIN
 
 
-def _added(addition: Operator, labels: Mapping[Tensor, str]) -> Iterator[_Problem]:
+def _added(addition: Operator, labels: _Labels) -> _Problem | None:
     """The same for a sum; or LiteRT's int16 kernel cannot broadcast it."""
-    yield from _cut_off(addition, labels)
+    problem = _cut_off(addition, labels)
+    if problem is not None or len({tensor.shape for tensor in addition.given}) < 2:
+        return problem
     for tensor in (*addition.given, *addition.outputs):
         step = _range(tensor).step
         if tensor.dtype is not DType.INT16 or not step > 0 or not power_of_two(step):
-            return
-    if len({tensor.shape for tensor in addition.given}) > 1:
-        text = "broadcasts, and its three scales are powers of two (within a thousandth)"
-        yield ("sum-cannot-broadcast", f"{text}: LiteRT's int16 kernel aborts the process", _WIDER)
+            return None
+    text = "broadcasts, and its three scales are powers of two (within a thousandth)"
+    return "sum-cannot-broadcast", f"{text}: LiteRT's int16 kernel aborts the process", _WIDER
 
 
 def power_of_two(scale: float) -> bool:
@@ -271,35 +266,37 @@ def power_of_two(scale: float) -> bool:
     return abs(exponent - round(exponent)) < 1e-3
 
 
-def _coarse(operator: Operator, labels: Mapping[Tensor, str]) -> Iterator[_Problem]:
+def _coarse(operator: Operator, labels: _Labels) -> _Problem | None:
     """The mask of a SOFTMAX leaves so few steps for the other logits that the weights depend mostly on the mask."""
     steps = (_range(tensor).step for tensor in _origins(operator.inputs[0]))
     step = max((step for step in steps if step > 0), default=0.0)
     products, end, is_masked = _scores(operator.input(0))
     if not is_masked or any(map(_is_always_0, products)):  # the latter is named at the product
-        return
-    if end > _MATTERS and step > 2 * _MATTERS + _COARSE_SHARE * end:
-        few = f"at most {2 * int(end / step + 0.5) + 1} of them differ, and attention is coarse"
-        effect = "they become equal, and attention is uniform" if end < step else few
-        text = f"has logits in steps of {step:.3g}, but without the mask they end at {end:.2g}: {effect}"
-        yield ("mask-in-range", text, _UNMASKED)
-    else:
-        yield from _small_mask(operator.input(0), labels)
+        return None
+    if end <= _MATTERS or step <= 2 * _MATTERS + _COARSE_SHARE * end:
+        return _small_mask(operator.input(0), labels)
+    few = f"at most {2 * int(end / step + 0.5) + 1} of them differ, and attention is coarse"
+    effect = "they become equal, and attention is uniform" if end < step else few
+    text = (
+        f"has logits in steps of {step:.3g}, but without the mask they end at {end:.2g}: {effect}"
+    )
+    return "mask-in-range", text, _UNMASKED
 
 
-def _small_mask(logits: Tensor, labels: Mapping[Tensor, str]) -> Iterator[_Problem]:
+def _small_mask(logits: Tensor, labels: _Labels) -> _Problem | None:
     """A mask that the model is given subtracts less than a score may be below 0, which an empty slot has."""
     *_, result = _origins(logits, _MOVING)
     addition = result.producer
     if addition is None or addition.name != "ADD":
-        return
+        return None
     for scores, mask in (addition.inputs, addition.inputs[::-1]):
         origins = [*_origins(mask, _MOVING)]
         least = _range(scores).lowest
         most = np.fmax.reduce([_range(one).lowest for one in origins])
         if "mask" in labels.get(origins[-1], "") and least < most:
             text = f"has a mask of {most:.0f}, and scores down to {least:.0f}: masked keys may outweigh all others"
-            yield (MASK_TOO_SMALL, text, _WIDER_MASK)
+            return MASK_TOO_SMALL, text, _WIDER_MASK
+    return None
 
 
 def _scores(logits: Tensor) -> tuple[list[Operator], float, bool]:
@@ -323,7 +320,7 @@ def _scores(logits: Tensor) -> tuple[list[Operator], float, bool]:
         elif maker is not None and maker.name in _SCALED:
             is_masked |= maker.name in MASKING
             factor *= _constant_factor(maker)
-            for operand in islice(KINDS[maker.name].data_operands(maker.inputs), DEEPEST):
+            for operand in data_of(maker)[:DEEPEST]:
                 yield operand, factor, limit
 
     for _ in walked([(logits, 1.0, math.inf)], above, DEEPEST):
@@ -333,26 +330,27 @@ def _scores(logits: Tensor) -> tuple[list[Operator], float, bool]:
 
 def _usual_end(product: Operator) -> float:
     """About the largest result of a product whose operands are normal numbers with these maxima."""
-    left, right = (min(_known_ends(tensor), default=math.inf) for tensor in product.inputs[:2])
+    left, right = map(_known_end, product.inputs[:2])
     shape = product.input(0).shape
     count = shape[contracted_axis(product, 0)] if len(shape) > 1 else 1
     return _USUAL_SHARE * left * right * math.sqrt(max(count, 1))
 
 
-def _known_ends(tensor: Tensor | None) -> list[float]:
-    """The ends of a tensor and of those that it is made from, as far as these have ranges."""
+def _known_end(tensor: Tensor | None) -> float:
+    """The least end of a tensor and of those that it is made from, as far as these have ranges; else infinity."""
     ends = [_range(origin).largest for origin in _origins(tensor)]
-    return [end for end in ends if end > 0]
+    return min((end for end in ends if end > 0), default=math.inf)
 
 
 def _constant_factor(operator: Operator) -> float:
     """The size of the scalar that a MUL multiplies by."""
-    scalars = [tensor for tensor in operator.inputs if tensor is not None and tensor.elements == 1]
-    known = [tensor for tensor in scalars if tensor.has_numbers and tensor.wrong_size is None]
-    return abs(known[0].real()) if operator.name == "MUL" and known else 1.0
+    for tensor in operator.given if operator.name == "MUL" else ():
+        if tensor.elements == 1 and tensor.has_numbers and tensor.wrong_size is None:
+            return abs(tensor.real())
+    return 1.0
 
 
-_CHECKS: Final[dict[str, Callable[[Operator, Mapping[Tensor, str]], Iterator[_Problem]]]] = {
+_CHECKS: Final[dict[str, Callable[[Operator, _Labels], _Problem | None]]] = {
     **dict.fromkeys(operators_that(Effect.PRODUCT), _product),
     **dict.fromkeys(("QUANTIZE", "SUB", "CONCATENATION"), _cut_off),
     "ADD": _added,
@@ -367,17 +365,19 @@ def _range(tensor: Tensor | None) -> _Range:
     if parameters is None or not parameters.is_affine:
         return _Range()
     step = float(parameters.scale.max())
+    if not math.isfinite(step) or step <= 0:
+        return _Range()
     centre = int(parameters.zero_point[0])
     low, high = (step * (end - centre) for end in _ENDS[tensor.dtype])
-    is_usable = math.isfinite(step) and step > 0
-    return _Range(step, max(abs(low), abs(high)), low) if is_usable else _Range()
+    return _Range(step, max(abs(low), abs(high)), low)
 
 
-def _named(tensor: Tensor | None, labels: Mapping[Tensor, str]) -> str:
+def _named(tensor: Tensor | None, labels: _Labels) -> str:
     """The signature's name of a tensor, or of the one that it rearranges."""
-    return next(
-        (f"'{labels[origin]}'" for origin in _origins(tensor) if origin in labels), "its operand"
-    )
+    for origin in _origins(tensor):
+        if origin in labels:
+            return f"'{labels[origin]}'"
+    return "its operand"
 
 
 def _origins(tensor: Tensor | None, through: frozenset[str] = _REARRANGING) -> Iterator[Tensor]:
@@ -389,7 +389,7 @@ def _origins(tensor: Tensor | None, through: frozenset[str] = _REARRANGING) -> I
         maker = tensor.producer
         if maker is None or maker.name not in through:
             return
-        tensor = next(iter(KINDS[maker.name].data_operands(maker.inputs)), None)
+        tensor = next(iter(data_of(maker)), None)
 
 
 class _Use(NamedTuple):
@@ -411,9 +411,10 @@ def unequal_caches(models: Iterable[tuple[str, Model]]) -> Iterator[Unsound]:
     Each use is compared with the first signature that writes the cache, or else with the first that reads it.
     """
     for uses in _caches(models).values():
-        if all(use.verb == "writes" for use in uses):
+        writers = [use for use in uses if use.verb == "writes"]
+        if len(writers) == len(uses):
             continue
-        first = min(uses, key=lambda use: use.verb == "reads")
+        first, *_ = writers or uses
         for use in uses:
             if _is_apart(use.tensor, first.tensor):
                 small, large = sorted([_range(use.tensor).step, _range(first.tensor).step])
@@ -430,14 +431,12 @@ def _caches(models: Iterable[tuple[str, Model]]) -> dict[str, list[_Use]]:
     for kind, model in models:
         for signature, _ in model.entry_points():
             _, inputs, outputs = model.arguments(signature)
-            read = [(name, tensor, "reads") for name, tensor in inputs.items() if tensor.consumers]
-            written = [
-                (name, tensor, "writes") for name, tensor in outputs.items() if tensor.producer
-            ]
-            for name, tensor, verb in (*read, *written):
-                cache = cache_of(tensor_info(tensor, name))
-                if cache:
-                    found[cache].append(_Use(kind, signature, tensor, verb))
+            for verb, arguments in (("reads", inputs), ("writes", outputs)):
+                for name, tensor in arguments.items():
+                    is_used = tensor.readers if verb == "reads" else tensor.producer
+                    cache = cache_of(tensor_info(tensor, name)) if is_used else None
+                    if cache:
+                        found[cache].append(_Use(kind, signature, tensor, verb))
     return found
 
 

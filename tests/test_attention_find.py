@@ -612,7 +612,7 @@ SKIPPED = {
     "constant keys with a scale for each head": (
         changed(PLAIN, "%k: float32[1,4,8,5], -> ", "(%q, %k) {adj_y: true} -> (%q, int8[1,4,5,8]{splat 2} q(["
                 + ", ".join(["0.5"] * 4) + "], [" + ", ".join("0" * 4) + "], axis 1))"),
-        "quantization", "axis",
+        "quantization", "several scales",
     ),
     "constant keys with scales that their product does not read": (
         changed(PLAIN, "%k: float32[1,4,8,5], -> ", "(%q, %k) {adj_y: true} -> (%q, int8[1,4,5,8]{splat 2} q(["

@@ -1,18 +1,16 @@
 """The reference page's graphs, before and after, as text; the forms that heads are cut in, and tiles of their rows."""
 
-import math
 import re
 from dataclasses import replace
 from functools import cache
 
-import numpy as np
 import pytest
 from attention_checks import assert_same_bits, attention_text, convert, masked_text, of_one_head
 from pass_runs import TESTDATA, count, statuses, tiles
 from syrupy.assertion import SnapshotAssertion
 
 from edge_opt.conversion import convert as convert_model
-from edge_opt.ir import DType, Model, to_bytes
+from edge_opt.ir import Model, to_bytes
 from edge_opt.ir.parse import parse
 from edge_opt.ir.text import graphs_text as to_text
 from edge_opt.targets import Target, load_target
@@ -107,51 +105,6 @@ def test_a_scale_of_any_rank_is_sunk_into_heads_with_fewer_axes(shape: str, form
     before = to_bytes(model)
     assert [report.reason for report in convert(model, form)] == [""]
     assert count(model, "MUL") == 4
-    assert_same_bits(before, model)
-
-
-def with_scales(shape: tuple[int, ...], axis: int) -> str:
-    """An int8 constant with a scale for each index of an axis."""
-    rng = np.random.default_rng(0)
-    values = ", ".join(map(str, rng.integers(-100, 100, math.prod(shape))))
-    scales = ", ".join(f"{scale:.4f}" for scale in rng.uniform(0.01, 0.03, shape[axis]))
-    points = ", ".join("0" * shape[axis])
-    return f"int8[{','.join(map(str, shape))}]{{{values}}} q([{scales}], [{points}], axis {axis})"
-
-
-KEYS = attention_text(
-    tail="%t: float32[1,6,4,5] = TRANSPOSE(%o, int32{0, 2, 1, 3})\n%r: float32[1,6,4,5] = ABS(%t)"
-)
-BIAS = SCALED.replace("float32(0.5)", "%b").replace(
-    "  %s:", "  %b: float32[4,1,5] = DEQUANTIZE(CONSTANT)\n  %s:"
-)
-
-
-@pytest.mark.parametrize(
-    ("text", "constant", "form", "axis"),
-    [
-        (KEYS.replace("(%q, %k) {adj_y: true}", "(%q, CONSTANT)"), ((1, 4, 5, 8), 3), "split", 3),
-        (KEYS.replace("(%q, %k) {adj_y: true}", "(%q, CONSTANT)"), ((1, 4, 5, 8), 3), "unpack", 2),
-        (KEYS.replace("(%q, %k)", "(%q, CONSTANT)"), ((1, 4, 8, 5), 2), "unpack", 1),
-        (BIAS, ((4, 1, 5), 2), "split-above", 2),
-    ],
-)
-def test_scales_on_another_axis_than_the_heads_stay_with_it(
-    text: str, constant: tuple[tuple[int, ...], int], form: str, axis: int
-) -> None:
-    text = text.replace("CONSTANT", with_scales(*constant)).replace(
-        "%k: float32[1,4,8,5], " * ("%k)" not in text), ""
-    )
-    model = parse(text)
-    before = to_bytes(model)
-    assert [report.reason for report in convert(model, form)] == [""]
-    read = [
-        t
-        for op in model.subgraphs[0].operators
-        for t in op.inputs
-        if t is not None and t.dtype is DType.INT8
-    ]
-    assert [tensor.quantization.dimension for tensor in read if tensor.quantization] == [axis] * 4
     assert_same_bits(before, model)
 
 

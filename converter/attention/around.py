@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
-from edge_opt.attention.axes import Axes, axes_behind, contracted_axis
+from edge_opt.attention.axes import Axes, axes_behind, contracted_axis, data_of
 from edge_opt.attention.labels import DEEPEST, ValueProducts
 from edge_opt.attention.rules import ELEMENTWISE, MOVEMENT, is_product
 from edge_opt.ir import Operator, Tensor
-from edge_opt.ir.operators import KINDS, UNARY, Effect, operators_that
+from edge_opt.ir.operators import UNARY, Effect, operators_that
 from edge_opt.ir.walk import producers, walked
 
 MASKING = frozenset({"ADD", "MINIMUM", "SELECT", "SELECT_V2", "SUB"})
@@ -37,17 +37,10 @@ _OPAQUE = operators_that(Effect.CALLING, Effect.UNKNOWN)
 
 def products_around(softmax: Operator) -> set[Operator]:
     """The products of queries and keys and the value products around an operator that makes probabilities."""
-    return {*value_products(softmax).products, *products_above(producers(softmax)).products}
+    return {*value_products(softmax).products, *products_above(softmax)}
 
 
 # Up
-
-
-class Above(NamedTuple):
-    """The nearest products above some operators, and the operators at which other paths end."""
-
-    products: list[Operator]
-    ends: list[Operator]
 
 
 def followed_up(operator: Operator) -> list[Operator]:
@@ -55,15 +48,15 @@ def followed_up(operator: Operator) -> list[Operator]:
     return producers(operator) if operator.name in _FOLLOWED_UP else []
 
 
-def products_above(starts: Iterable[Operator]) -> Above:
-    """The nearest products above these operators, themselves included."""
-    above = Above([], [])
-    for operator in walked(starts, followed_up, DEEPEST):
-        if is_product(operator):
-            above.products.append(operator)
-        elif operator.name not in _FOLLOWED_UP:
-            above.ends.append(operator)
-    return above
+def ends_above(starts: Iterable[Operator]) -> list[Operator]:
+    """The operators at which paths up from these end, products or others; the starts may be ends, too."""
+    above = walked(starts, followed_up, DEEPEST)
+    return [operator for operator in above if operator.name not in _FOLLOWED_UP]
+
+
+def products_above(softmax: Operator) -> list[Operator]:
+    """The nearest products above a SOFTMAX."""
+    return list(filter(is_product, ends_above(producers(softmax))))
 
 
 def find_mask(softmax: Operator) -> Tensor | None:
@@ -73,7 +66,7 @@ def find_mask(softmax: Operator) -> Tensor | None:
             continue
         for tensor in operator.given:
             makers = [] if tensor.producer is None else [tensor.producer]
-            if tensor.elements > 1 and not products_above(makers).products:
+            if tensor.elements > 1 and not any(map(is_product, ends_above(makers))):
                 return tensor
     return None
 
@@ -154,7 +147,7 @@ def _maps(operator: Operator, tensor: Tensor, allowed: frozenset[str]) -> bool:
     if operator.name == "PACK" and len(operator.inputs) > 1:
         return False
     if operator.name in allowed:
-        return tensor in KINDS[operator.name].data_operands(operator.inputs)[:1]
+        return tensor in data_of(operator)[:1]
     if operator.name not in ELEMENTWISE:
         return False
     return all(other is tensor or other.elements == 1 for other in operator.given)

@@ -36,6 +36,11 @@ def integers(operator: Operator, index: int) -> list[int]:
     return [int(number) for number in value.ravel()]
 
 
+def data_of(operator: Operator) -> list[Tensor]:
+    """The operands from which an operator's results take their elements."""
+    return KINDS[operator.name].data_operands(operator.inputs)
+
+
 def aligned(operand: Tensor, rank: int) -> range:
     """The last axes of a result of this rank: operands that broadcast are aligned from the right."""
     return range(rank - len(operand.shape), rank)

@@ -74,10 +74,49 @@ class Composite(Rule):
 
     def made(self, one: OneHead) -> Tensor:
         place = len(self._model.subgraphs)
-        name = f"head_{one.head}"
-        self._model.subgraphs.append(_Body(self._model, self._inner, one, name).graph())
+        self._model.subgraphs.append(self._body(one))
         read = {index: one.piece(index) for index in one.operands}
         return one.clone(read, one.of.full_shape, **{BODY: place})
+
+    def _body(self, one: OneHead) -> Subgraph:
+        """The body for one head.
+
+            body       %x [1,N,T,H] -> MUL -> MEAN over H -> ... -> %y [1,N,T,H]
+            one head   %x [1,1,T,H] -> MUL -> MEAN over H -> ... -> %y [1,1,T,H]
+
+        Operators whose results have no label are copied as they are.
+        """
+        body = body_of(self._model, one.of.operator)
+        make = Assembly(self._model, Constants(self._model))
+        name = f"head_{one.head}"
+        pieces = {tensor: tensor for tensor in body.inputs}
+        for argument, operand in zip(body.inputs, one.operands.values(), strict=True):
+            if operand.pieces > 1:
+                own_name = name_below(argument.name, name)
+                pieces[argument] = make.tensor(own_name, operand.full_shape, argument)
+
+        def piece(of: Labelled) -> Tensor:
+            if of.pieces == 1:
+                return of.tensor
+            if of.tensor not in pieces:
+                pieces[of.tensor] = self._inner.made(of, 0, make, piece, name)
+            return pieces[of.tensor]
+
+        made = piece(Labelled(body.outputs[0], one.of.factored))
+        arguments = [pieces[tensor] for tensor in body.inputs]
+        if made in arguments:
+            same = make.tensor(name_below(made.name, "same"), made.shape, made)
+            made = make.reshape_to(made, same)
+        operators = [*body.operators, *make.finished(made)]
+        graph = Subgraph(f"{body.name}/{name}")
+        copies = {tensor: replace(tensor, is_variable=False) for tensor in arguments}
+        graph.inputs = list(copies.values())
+        for operator in needed_for([made], operators):
+            graph.append(repeated(operator, copies, lambda tensor: tensor.name))
+        graph.outputs = [copies[made]]
+        for tensor in copies.values():
+            graph.add_tensor(tensor)
+        return graph
 
 
 def _may_count(attributes: Any) -> bool:
@@ -89,55 +128,3 @@ def _may_count(attributes: Any) -> bool:
     if isinstance(attributes, str):
         return attributes.startswith("<")
     return type(attributes) is int and attributes > 1
-
-
-class _Body:
-    """The body of a composite for one head; `name` is added to its names.
-
-        body       %x [1,N,T,H] -> MUL -> MEAN over H -> ... -> %y [1,N,T,H]
-        one head   %x [1,1,T,H] -> MUL -> MEAN over H -> ... -> %y [1,1,T,H]
-
-    Operators whose results have no label, `shared`, are copied as they are.
-    """
-
-    def __init__(self, model: Model, inner: OperandFactors, one: OneHead, name: str) -> None:
-        self._composite = one.of
-        self._inner = inner
-        self._name = name
-        self._whole = body_of(model, one.of.operator)
-        self._assembly = Assembly(model, Constants(model))
-        self._pieces: dict[Tensor, Tensor] = {}
-        for argument, operand in zip(self._whole.inputs, one.operands.values(), strict=True):
-            if operand.pieces > 1:
-                own_name = name_below(argument.name, name)
-                self._pieces[argument] = self._assembly.tensor(
-                    own_name, operand.full_shape, argument
-                )
-
-    def _piece(self, of: Labelled) -> Tensor:
-        """The head's part of a tensor of the body."""
-        if of.pieces == 1:
-            return of.tensor
-        if of.tensor not in self._pieces:
-            made = self._inner.made(of, 0, self._assembly, self._piece, self._name)
-            self._pieces[of.tensor] = made
-        return self._pieces[of.tensor]
-
-    def graph(self) -> Subgraph:
-        """The body as a subgraph of its own."""
-        body = self._whole
-        made = self._piece(Labelled(body.outputs[0], self._composite.factored))
-        arguments = [self._pieces.get(tensor, tensor) for tensor in body.inputs]
-        if made in arguments:
-            same = self._assembly.tensor(name_below(made.name, "same"), made.shape, made)
-            made = self._assembly.reshape_to(made, same)
-        operators = [*body.operators, *self._assembly.finished(made)]
-        graph = Subgraph(f"{body.name}/{self._name}")
-        copies = {tensor: replace(tensor, is_variable=False) for tensor in arguments}
-        graph.inputs = list(copies.values())
-        for operator in needed_for([made], operators):
-            graph.append(repeated(operator, copies, lambda tensor: tensor.name))
-        graph.outputs = [copies[made]]
-        for tensor in copies.values():
-            graph.add_tensor(tensor)
-        return graph

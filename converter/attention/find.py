@@ -14,19 +14,18 @@ from edge_opt.attention import factors as fx
 from edge_opt.attention.around import (
     CUTTING,
     SOFTMAXES,
-    Above,
     Below,
+    ends_above,
     followed_up,
     is_opaque,
     products_above,
     products_around,
     value_products,
 )
-from edge_opt.attention.axes import has_known_axes
+from edge_opt.attention.axes import data_of, has_known_axes
 from edge_opt.attention.block import Block, Match, NotABlock
-from edge_opt.attention.factors import Factor
 from edge_opt.attention.heads import HeadSearch, has_heads_in_rows, holds_heads
-from edge_opt.attention.labelled import Labelled
+from edge_opt.attention.labelled import Labelled, along, unlabelled
 from edge_opt.attention.labels import DEEPEST, OperandFactors, Trace, trace_heads
 from edge_opt.attention.pairs import Pair, Product, pairs_among, products_among
 from edge_opt.attention.rules import (
@@ -37,7 +36,7 @@ from edge_opt.attention.rules import (
     multiplies_activations,
 )
 from edge_opt.ir import Operator, Subgraph, Tensor
-from edge_opt.ir.operators import KINDS, Effect, operators_that
+from edge_opt.ir.operators import Effect, operators_that
 from edge_opt.ir.refusal import RefusedError, Why
 from edge_opt.ir.walk import producers, walked
 from edge_opt.shapes.inference import doubted
@@ -94,38 +93,39 @@ def _match(softmax: Operator, operands: OperandFactors) -> Match:
     if softmax.shape_error:
         raise RefusedError(Why.INVALID_MODEL, "the recorded shapes are inconsistent", softmax)
     below = value_products(softmax)
-    above = products_above(producers(softmax))
+    scores = products_above(softmax)
     if not below.products:
-        return _without_values(softmax, below, above)
+        return _without_values(softmax, below, scores)
     for product in below.products:
         if 0 in product.outputs[0].shape:
             raise RefusedError(Why.PATTERN, "an empty tensor", product)
-    if not above.products:
-        return _without_scores(softmax, above)
-    for operator in (softmax, *below.products, *above.products):
+    if not scores:
+        return _without_scores(softmax)
+    for operator in (softmax, *below.products, *scores):
         if any(tensor.is_dynamic for tensor in operator.outputs):
             raise RefusedError(Why.OPEN_LENGTHS, "a dimension is known only at run time", softmax)
-    return _block(HeadSearch(softmax, below.products, above.products, operands))
+    return _block(HeadSearch(softmax, below.products, scores, operands))
 
 
-def _without_values(softmax: Operator, below: Below, above: Above) -> NotABlock:
+def _without_values(softmax: Operator, below: Below, scores: list[Operator]) -> NotABlock:
     """The match of a SOFTMAX before no value product; raises RefusedError if there may be one."""
     blocker = below.blocker
     if blocker is not None and is_opaque(blocker):
         raise RefusedError(
             Why.OPERATOR, "an operator with unknown effects reads the probabilities", blocker
         )
-    if blocker is not None and (above.products or _has_computed_weights(blocker)):
+    if blocker is not None and (scores or _has_computed_weights(blocker)):
         raise RefusedError(
             Why.OPERATOR, "the probabilities cannot be followed through this operator", blocker
         )
     return _no_attention(softmax, "no product with values follows this SOFTMAX", blocker)
 
 
-def _without_scores(softmax: Operator, above: Above) -> NotABlock:
+def _without_scores(softmax: Operator) -> NotABlock:
     """The match of a SOFTMAX behind no product of queries and keys; raises RefusedError if there may be one."""
-    end = above.ends[0] if above.ends else None
-    if not all(map(is_projection, above.ends)):
+    ends = ends_above(producers(softmax))
+    end = ends[0] if ends else None
+    if not all(map(is_projection, ends)):
         raise RefusedError(Why.OPERATOR, "the scores cannot be followed through this operator", end)
     return _no_attention(softmax, "no product of queries and keys leads to this SOFTMAX", end)
 
@@ -191,10 +191,8 @@ def _check_products(search: HeadSearch, trace: Trace) -> None:
         result = product.outputs[0]
         own = trace.products.get(product) or trace.logits.get(product) or fx.plain(result.shape)
         of = Labelled(result, own)
-        is_left = _has_heads_in_batch(of, search.operands)
-        if product in search.scores:
-            is_left = is_left or has_heads_in_rows(of, search.operands)
-        if is_left:
+        has_rows = product in search.scores and has_heads_in_rows(of, search.operands)
+        if has_rows or _has_heads_in_batch(of, search.operands):
             raise of.refusal("a product of one head would still hold several")
 
 
@@ -271,8 +269,7 @@ def _computations_above(values: Operator) -> dict[Operator, list[Operator]]:
 def _last_computation(operator: Operator | None) -> Operator | None:
     """The operator, or the nearest one above that does more than move, cut or repeat; None for a graph input."""
     while operator is not None and operator.name in _MOVING:
-        moved = KINDS[operator.name].data_operands(operator.inputs)[0]
-        operator = moved.producer
+        operator = data_of(operator)[0].producer
     return operator
 
 
@@ -291,7 +288,7 @@ def _unexplained(
     skipped: set[Operator] = set()
     for anchor, match in found.items():
         if isinstance(match, Block):
-            scores = match.logits or products_above(producers(anchor)).products
+            scores = match.logits or products_above(anchor)
             in_blocks.update(match.products, scores)
         elif match.is_attention:
             skipped |= products_around(anchor)
@@ -330,13 +327,9 @@ def _is_given(result: Tensor, axis: int, operands: OperandFactors) -> bool:
     """True if an axis of a product, not the outermost, comes from the graph's inputs, where it may be heads."""
     if axis == 0:
         return False
-    whole = fx.labelled_axis(result.shape, axis, Factor(result.shape[axis], 1))
-    sources = operands.upwards([Labelled(result, whole)], is_projection)
-    return all(
-        source.tensor.producer is None
-        for source in islice(sources, 2 * DEEPEST)
-        if source.pieces > 1 and operands.is_end(source, is_projection)
-    )
+    sources = islice(operands.upwards([along(result, axis)], is_projection), 2 * DEEPEST)
+    ends = operands.ends(sources, is_projection)
+    return all(source.tensor.producer is None for source in ends)
 
 
 def _may_be_attention(pair: Pair, in_blocks: Container[Operator], operands: OperandFactors) -> bool:
@@ -354,10 +347,9 @@ def _may_be_attention(pair: Pair, in_blocks: Container[Operator], operands: Oper
 
 def _has_heads_in_rows(product: Product, operands: OperandFactors) -> bool:
     """True if rows or columns of a product lie as heads do."""
-    result = product.operator.outputs[0]
     if product.is_written_out or not has_known_axes(product.operator):
         return False
-    return has_heads_in_rows(Labelled(result, fx.plain(result.shape)), operands)
+    return has_heads_in_rows(unlabelled(product.operator.outputs[0]), operands)
 
 
 def _no_attention_above(values: Operator, found: Mapping[Operator, Match]) -> Operator | None:

@@ -15,18 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_opt.attention.rules import MOVEMENT
-from edge_opt.ir import Buffer, DType, Operator, Shape, Tensor
+from edge_opt.ir import Buffer, DType, Operator, Tensor
 from edge_opt.ir.refusal import RefusedError, Why
 from edge_opt.schema.data import Data
-from edge_opt.shapes.folding import NUMBERS
 from edge_opt.shapes.inference import check_operators
 
 Array = NDArray[Any]
 
 ANGLES = frozenset({"COS", "SIN"})
 RETYPED = frozenset({"QUANTIZE", "DEQUANTIZE"})
-# Their operands after the first must be known.
-_BY_PARAMETERS = MOVEMENT | {"BROADCAST_TO", "TRANSPOSE"}
+_BY_PARAMETERS = MOVEMENT | {"BROADCAST_TO"}  # their operands after the first must be known
+_ARRANGING = _BY_PARAMETERS | {"CONCATENATION"}
 _AT_ONCE = 1 << 12  # positions
 
 
@@ -69,10 +68,21 @@ class FloatForm:
 
 
 def _computed(operator: Operator, run: Run) -> Array:
+    name = operator.name
     shape = (*operator.output.shape, run.first.size)
     values = [run.arrays[tensor] for tensor in operator.given]
-    with np.errstate(all="ignore"):
-        result = COMPUTES[operator.name](operator, shape, *values)
+    if name == "CONCATENATION":
+        axis = int(operator.option("axis")) % (len(shape) - 1)
+        result = np.concatenate(values, axis)
+    elif name == "TRANSPOSE":
+        result = values[0].transpose(*values[1][..., 0], -1)
+    elif name == "BROADCAST_TO":
+        result = np.broadcast_to(values[0], shape)
+    elif name in MOVEMENT:
+        result = values[0].reshape(shape)
+    else:
+        with np.errstate(all="ignore"):
+            result = COMPUTES[name](*values)
     return np.asarray(result, operator.output.dtype.numpy)
 
 
@@ -110,7 +120,7 @@ def in_float(
 
 def can_compute(operator: Operator) -> bool:
     """True if the operator can be evaluated, or only changes the type."""
-    return operator.name in COMPUTES or operator.name in RETYPED
+    return operator.name in _ARRANGING or operator.name in COMPUTES or operator.name in RETYPED
 
 
 def is_code(tensor: Tensor) -> bool:
@@ -157,31 +167,6 @@ def real_constant(tensor: Tensor) -> Tensor:
     return Tensor(tensor.name, tensor.shape, DType.FLOAT32, buffer=Buffer(Data(values.tobytes())))
 
 
-# Operators, given their results' shape, on arrays with an additional last axis
-
-
-def _each(function: Callable[..., Array]) -> Callable[..., Array]:
-    """An operator that is one numpy function of its operands."""
-    return lambda _, __, *values: function(*values)
-
-
-def _reshape(_: Operator, shape: Shape, value: Array, *__: Array) -> Array:
-    return value.reshape(shape)
-
-
-def _broadcast(_: Operator, shape: Shape, value: Array, *__: Array) -> Array:
-    return np.broadcast_to(value, shape)
-
-
-def _concatenate(operator: Operator, shape: Shape, *values: Array) -> Array:
-    axis = int(operator.option("axis"))
-    return np.concatenate(values, axis % (len(shape) - 1))
-
-
-def _transpose(_: Operator, __: Shape, value: Array, order: Array) -> Array:
-    return value.transpose(*order[..., 0], -1)
-
-
 def _cosine(angle: Array) -> Array:
     return np.cos(angle.astype(np.float64))  # rounded once
 
@@ -191,14 +176,15 @@ def _sine(angle: Array) -> Array:
 
 
 COMPUTES: dict[str, Callable[..., Array]] = {
-    **dict.fromkeys(MOVEMENT, _reshape),
-    "BROADCAST_TO": _broadcast,
-    "CONCATENATION": _concatenate,
-    "TRANSPOSE": _transpose,
-    "CAST": _each(np.asarray),
-    "COS": _each(_cosine),
-    "DIV": _each(np.divide),
-    "SIN": _each(_sine),
+    "ADD": np.add,
+    "CAST": np.asarray,
+    "COS": _cosine,
+    "DIV": np.divide,
+    "MAXIMUM": np.maximum,
+    "MINIMUM": np.minimum,
+    "MUL": np.multiply,
+    "NEG": np.negative,
+    "SIN": _sine,
+    "SUB": np.subtract,
 }
-for _name in ("ADD", "MAXIMUM", "MINIMUM", "MUL", "NEG", "SUB"):
-    COMPUTES[_name] = _each(NUMBERS[_name])
+"""Elementwise operators that are one numpy function each."""

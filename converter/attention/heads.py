@@ -16,15 +16,16 @@ from itertools import islice, takewhile
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.around import CUTTING, tail_of
-from edge_opt.attention.axes import contracted_axis
+from edge_opt.attention.axes import contracted_axis, data_of
 from edge_opt.attention.factors import Axis, Factor, Factored
-from edge_opt.attention.labelled import Labelled
+from edge_opt.attention.labelled import Labelled, along, unlabelled
 from edge_opt.attention.labels import DEEPEST, OperandFactors, ValueProducts
 from edge_opt.attention.rules import ELEMENTWISE, is_product, is_projection, is_weight
 from edge_opt.ir import Operator, Shape, Tensor
-from edge_opt.ir.operators import KINDS, Effect, operators_that
+from edge_opt.ir.operators import Effect, operators_that
 from edge_opt.ir.refusal import RefusedError, Why
 from edge_opt.ir.walk import producers, walked
+from edge_opt.shapes.dimension import with_axis
 
 _JOINING = operators_that(Effect.JOINING)
 
@@ -59,8 +60,7 @@ class HeadSearch:
 
     def output(self) -> Labelled:
         """The result of an attention with a single head: the (sum of the) value product(s)."""
-        result = self._tail[0] if self._tail else self._product
-        return Labelled(result, fx.plain(result.shape))
+        return unlabelled(self._tail[0] if self._tail else self._product)
 
     def _layout_at_product(self, of: Labelled) -> Factored | None:
         """The layout in the value product's result of heads that lie in this way in a tensor after it."""
@@ -82,7 +82,7 @@ class HeadSearch:
         for product, operand in self.values.items():
             if product.outputs[0].shape[-1 - operand] != size:
                 return None
-        found: dict[bool, list[Labelled]] = {True: [], False: []}
+        found: list[Labelled] = []
         for tensor in self._tail:
             beside, width = (1, 1, *tensor.shape)[-2:]
             merged = width > size
@@ -90,8 +90,9 @@ class HeadSearch:
             if width % size or count == 1 or not self._are_heads(tensor, count, merged=merged):
                 continue
             factored = _beside(tensor, Factor(count, 1), Factor(size), merged=merged)
-            found[merged].append(Labelled(tensor, factored))
-        return max(found[True] or found[False], key=lambda of: of.pieces, default=None)
+            found.append(Labelled(tensor, factored))
+        merged_first = [of for of in found if len(of.factored[-1]) > 1] or found
+        return max(merged_first, key=lambda of: of.pieces, default=None)
 
     def _are_heads(self, tensor: Tensor, count: int, *, merged: bool) -> bool:
         """True if the `count` digits left of the head size are heads: batch axes of a product, then a part of its rows.
@@ -136,7 +137,8 @@ class HeadSearch:
 
         Heads lie beside the head size in the queries, too, or have an axis of size 1 for the sequence.
         """
-        weights = self._weights(self._of_rows(*rows))
+        layout = fx.labelled_axis(self._product.shape, self._rows, *rows)
+        weights = self._weights(Labelled(self._product, layout))
         for of in self._sources(self._above_queries(weights)):
             place = fx.labelled_axes(of.factored)[0]
             if fx.only_labels(of.factored[place]) and 1 not in of.tensor.shape[1:]:
@@ -172,15 +174,11 @@ class HeadSearch:
 
     def _heads_of_axis(self, output: Tensor) -> Factored:
         """The layout of a single batch axis, `[(B)(N)]`; B is the least outermost part of it in all its sources."""
-        size = output.shape[0]
-        whole = Labelled(output, fx.labelled_axis(output.shape, 0, Factor(size, 1)))
-        batches: list[int] = []
-        for source in islice(self.operands.upwards([whole]), DEEPEST):
-            if source.tensor.is_constant or source.pieces == 1 or not self.operands.is_end(source):
-                continue
-            batches.append(fx.axis_size(fx.leading(source.factored[0])))
-        batch = min(batches, default=1)
-        return (tuple(fx.merge_neighbours((Factor(batch), Factor(size // batch, 1)))),)
+        sources = islice(self.operands.upwards([along(output, 0)]), DEEPEST)
+        leads = [fx.leading(source.factored[0]) for source in self.operands.ends(sources)]
+        batch = min(map(fx.axis_size, leads), default=1)
+        heads = Factor(output.shape[0] // batch, 1)
+        return (tuple(fx.merge_neighbours((Factor(batch), heads))),)
 
     def _is_of_channels(self, axis: int) -> bool:
         """True if an axis was cut from the channels, as heads are: in a source, it lies left of the head size.
@@ -191,11 +189,10 @@ class HeadSearch:
         count = self._product.shape[axis]
         if count == 1 or size == 1:
             return False
-        layout = list(fx.plain(self._product.shape))
-        layout[self._columns] = (Factor(size, 1),)
+        layout = fx.labelled_axis(self._product.shape, self._columns, Factor(size, 1))
         # Numbers with a gap are not merged with those of the head size beside them.
-        layout[axis] = (Factor(count, 2 * size),)
-        result = Labelled(self._product, tuple(layout))
+        layout = with_axis(layout, axis, (Factor(count, 2 * size),))
+        result = Labelled(self._product, layout)
         values = self.operands.above(result).get(1 - self.values[result.operator])
         if values is None:
             return False  # the layout cannot be followed
@@ -244,17 +241,17 @@ class HeadSearch:
         if math.prod(probabilities.shape[:-2]) > math.prod(product.shape[:-2]):
             text = "the probabilities have more matrices than the value product"
             raise RefusedError(Why.HEADS, text, self.softmax)
-        rows = self._of_rows(Factor(product.shape[self._rows], 1))
-        for of in self._like_heads(rows):
+        for of in self._like_heads(along(product, self._rows)):
             raise of.refusal("rows of the value product may belong to several heads")
 
     def _like_heads(self, rows: Labelled) -> Iterator[Labelled]:
         """The tensors above the value product in which its rows lie as heads do."""
-        weights = self._weights(rows, self.operands.clear_weights)
+        clear = self.operands.clear
+        weights = self._weights(rows, clear["weights"])
         for of in weights:
             if len(fx.labelled_axes(of.factored)) > 1:
                 yield of  # logits at `[B, N, T, S]`
-        above = list(self._above_queries(weights, self.operands.clear))
+        above = list(self._above_queries(weights, clear["rows"]))
         yield from filter(_has_own_matrices, above)
         yield from filter(_is_repeated_for_constants, above)
         for of in self._sources(above):
@@ -262,20 +259,13 @@ class HeadSearch:
                 yield of  # `[1, T, (N)(H)]`
         yield from filter(_repeats, weights)
         # Nothing was found, or the search would have ended.
-        self.operands.clear.update(above)
-        self.operands.clear_weights.update(weights)
-
-    def _of_rows(self, *rows: Factor) -> Labelled:
-        """The value product's result with labels on its rows."""
-        return Labelled(self._product, fx.labelled_axis(self._product.shape, self._rows, *rows))
+        clear["rows"].update(above)
+        clear["weights"].update(weights)
 
     def _sources(self, above: Iterable[Labelled]) -> Iterator[Labelled]:
         """Those of the tensors above the scores at which the walk ends, without constants and products."""
-        for of in above:
-            made = of.tensor.producer
-            if of.tensor.is_constant or not fx.labels(of.factored) or (made and is_product(made)):
-                continue
-            if self.operands.is_end(of, is_product):
+        for of in self.operands.ends(above, is_product):
+            if of.tensor.producer is None or not is_product(of.operator):
                 yield of
 
     def _weights(self, rows: Labelled, known: Container[Labelled] = ()) -> list[Labelled]:
@@ -308,9 +298,10 @@ def has_heads_in_rows(of: Labelled, operands: OperandFactors) -> bool:
     """
     product = of.operator
     for side, operand in operands.above(of).items():
-        size = operand.tensor.shape[contracted_axis(product, side)]
-        rest = _rows_labelled(operand, contracted_axis(product, side))
-        clear = operands.clear_rows.setdefault(size, set())
+        contracted = contracted_axis(product, side)
+        size = operand.tensor.shape[contracted]
+        rest = _rows_labelled(operand, contracted)
+        clear = operands.clear[size]
         above = list(operands.upwards([rest], is_product, clear))
         for source in above:
             if source.tensor.is_constant or source.pieces == 1:
@@ -362,8 +353,7 @@ def holds_heads(result: Tensor, axis: int, operands: OperandFactors) -> bool:
         [1, T, D] x [N, 1, D, H]     -> [N, 1, T, H]
         [1, T, (N)(H)] -> TRANSPOSE  -> [N, 1, T, H]
     """
-    whole = fx.labelled_axis(result.shape, axis, Factor(result.shape[axis], 1))
-    sources = operands.upwards([Labelled(result, whole)], is_projection)
+    sources = operands.upwards([along(result, axis)], is_projection)
     return any(_is_made_of_heads(source, operands) for source in islice(sources, 2 * DEEPEST))
 
 
@@ -401,12 +391,11 @@ def _cuts_channels(operator: Operator, operands: OperandFactors) -> bool:
     """True if an operator cuts off a part of the channels: `[1, T, (N)(H)] -> SPLIT -> N x [1, T, H]`."""
     if operator.name not in CUTTING:
         return False
-    source = KINDS[operator.name].data_operands(operator.inputs)[0]
+    source = data_of(operator)[0]
     part = operator.outputs[0].shape
     for axis, size in enumerate(source.shape):
         if part[axis : axis + 1] != (size,):
-            whole = Labelled(source, fx.labelled_axis(source.shape, axis, Factor(size, 1)))
-            above = operands.upwards([whole], is_projection)
+            above = operands.upwards([along(source, axis)], is_projection)
             return any(_ends_in_channels(source, operands) for source in islice(above, DEEPEST))
     return False
 
@@ -470,18 +459,13 @@ def _is_repeated_for_constants(of: Labelled) -> bool:
 
 def _own_matrices(product: Operator, tensor: Tensor) -> Factored:
     """The layout of a product's operand with labels on batch axes on which the other operand has several steps, too."""
-    factored = fx.plain(tensor.shape)
-    if product.name != "BATCH_MATMUL":
-        return factored
-    others = [other for other in product.given if other is not tensor]
-    if not others:
-        return factored
-    axes = list(factored)
-    rank = min(len(axes), len(others[0].shape))
-    stride = 1
-    for axis in range(-3, -1 - rank, -1):
-        size = tensor.shape[axis]
-        if size > 1 and others[0].shape[axis] == size:
-            axes[axis] = (Factor(size, stride),)
-            stride *= size
+    axes = list(fx.plain(tensor.shape))
+    others = [other.shape for other in product.given if other is not tensor]
+    if product.name == "BATCH_MATMUL" and others:
+        stride = 1
+        for axis in range(-3, -1 - min(len(axes), len(others[0])), -1):
+            size = tensor.shape[axis]
+            if size > 1 and others[0][axis] == size:
+                axes[axis] = (Factor(size, stride),)
+                stride *= size
     return tuple(axes)

@@ -29,20 +29,21 @@ def join_heads(
 ) -> None:
     """Define `output`, in which heads lie as in `factored`, from the pieces of all heads, innermost label first."""
     factors = fx.merge_neighbours(fx.all_factors(factored))
-    outermost, *inner = (place for place, factor in enumerate(factors) if factor.stride)
+    labelled = [place for place, factor in enumerate(factors) if factor.stride]
     tensors = dict(enumerate(heads))
-    for place in reversed(inner):
+    for place in reversed(labelled):
+        packs = place == labelled[0] and not form.keep and output.dtype in SPLIT_TYPES
         front = fx.axis_size(before for before in factors[:place] if not before.stride)
         joined: dict[int, Tensor] = {}
         for first, group in _groups(tensors, factors[place]).items():
             parts = _joinable(assembly, group, front)
+            if packs and _pack(assembly, parts, front, output):
+                return
             joined[first] = _joined(assembly, parts, front, output)
         tensors = joined
-    front = fx.axis_size(factors[:outermost])
-    last = _joinable(assembly, list(tensors.values()), front)
-    packs = not form.keep and output.dtype in SPLIT_TYPES
-    if not packs or not _pack(assembly, last, front, output):
-        _concatenate(assembly, last, front, output)
+    (last,) = tensors.values()
+    if last is not output:
+        assembly.reshape_to(last, output)
 
 
 def _groups(tensors: Mapping[int, Tensor], digit: Factor) -> dict[int, list[Tensor]]:
@@ -78,29 +79,16 @@ def _pack(assembly: Assembly, parts: list[Tensor], front: int, output: Tensor) -
     return False
 
 
-def _concatenate(assembly: Assembly, parts: list[Tensor], front: int, output: Tensor) -> None:
-    """Define `output` as a CONCATENATION of the parts, reshaped if necessary."""
-    axis, shape = _joined_at(parts, front, output.shape)
-    if shape == output.shape:
-        assembly.emit("CONCATENATION", parts, output, axis=axis)
-    else:
-        assembly.reshape_to(_joined(assembly, parts, front, output), output)
-
-
 def _joined(assembly: Assembly, parts: list[Tensor], front: int, output: Tensor) -> Tensor:
-    """A new tensor, a CONCATENATION of the parts along an axis after `front` elements."""
-    axis, shape = _joined_at(parts, front, output.shape)
-    made = assembly.tensor(name_below(output.name, "heads"), shape, output)
-    return assembly.emit("CONCATENATION", parts, made, axis=axis)
-
-
-def _joined_at(parts: list[Tensor], front: int, target: Shape) -> tuple[int, Shape]:
-    """The axis of a CONCATENATION and its result's shape: the target, if any axis gives it."""
+    """A CONCATENATION of the parts along an axis after `front` elements: the output, if any axis gives its shape."""
     shape = parts[0].shape
     axes = _axes_after(front, shape)
     shapes = {axis: with_axis(shape, axis, shape[axis] * len(parts)) for axis in axes}
-    axis = next((axis for axis in axes if shapes[axis] == target), axes[-1])
-    return axis, shapes[axis]
+    for axis in axes:
+        if shapes[axis] == output.shape:
+            return assembly.emit("CONCATENATION", parts, output, axis=axis)
+    made = assembly.tensor(name_below(output.name, "heads"), shapes[axes[-1]], output)
+    return assembly.emit("CONCATENATION", parts, made, axis=axes[-1])
 
 
 def _axes_after(front: int, shape: Shape) -> list[int]:

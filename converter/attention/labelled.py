@@ -1,7 +1,7 @@
 """A tensor with the layout of heads in it, and the base class of the rules that pass the layout on.
 
     result  [1,(N),T,S]  --Rule.operands-->  operands  [1,(N),T,H] and [1,1,S,H]     up: where the heads lie
-    pieces  [1,1,T,H]    --Rule.emit----->   result    [1,1,T,S] of one head         down: its own operator
+    pieces  [1,1,T,H]    --Rule.made----->   result    [1,1,T,S] of one head         down: its own operator
 
 The head axis is explained in docs/head-axis.md.
 """
@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.assembly import Assembly
-from edge_opt.attention.factors import Factored
+from edge_opt.attention.factors import Factor, Factored
 from edge_opt.base.words import name_below
-from edge_opt.ir import Operator, Quantization, Shape, Tensor
+from edge_opt.ir import Operator, Shape, Tensor
 from edge_opt.ir.refusal import RefusedError, Why
 
 
@@ -54,26 +54,15 @@ class Labelled(NamedTuple):
         """The error that heads are not clear here, with this tensor and the operator that makes it."""
         return RefusedError(Why.HEADS, text, self.tensor.producer, self.tensor)
 
-    def piece_quantization(self) -> Quantization | None:
-        """Quantization of one head's piece: several scales stay with their axis.
 
-        Raises:
-            RefusedError: the scales, or a tensor with scales that is not a constant, would have to be cut.
-        """
-        own = self.tensor.quantization
-        if own is None or self.piece_shape == self.tensor.shape:
-            return own
-        if not own.is_per_axis and not own.is_blockwise:
-            return own
-        axis = own.dimension
-        is_along_axis = self.tensor.shape[axis : axis + 1] == (len(own.scale),)
-        if own.is_blockwise or not self.tensor.has_numbers or not is_along_axis:
-            text = "a tensor with several scales cannot be cut"
-            raise RefusedError(Why.QUANTIZATION, text, tensor=self.tensor)
-        if fx.tells_heads(self.factored[axis]):
-            text = "the heads lie on the axis of the scales"
-            raise RefusedError(Why.QUANTIZATION, text, tensor=self.tensor)
-        return own.along(fx.piece_axes(self.factored, keep=self.keep).index(axis))
+def along(tensor: Tensor, axis: int) -> Labelled:
+    """The tensor with a label for each step of an axis, which is counted from the front."""
+    return Labelled(tensor, fx.labelled_axis(tensor.shape, axis, Factor(tensor.shape[axis], 1)))
+
+
+def unlabelled(tensor: Tensor) -> Labelled:
+    """The tensor without labels."""
+    return Labelled(tensor, fx.plain(tensor.shape))
 
 
 Factors = dict[int, Factored]
@@ -133,16 +122,6 @@ class OneHead:
         return self.assembly.reshaped(source, shape, name_below(self.of.tensor.name, self.suffix))
 
 
-def reads_each_scale(operator: Operator, tensor: Tensor) -> bool:
-    """True if the operator is known to read each scale of an operand: DEQUANTIZE, and BATCH_MATMUL of its columns."""
-    if operator.name != "BATCH_MATMUL":
-        return operator.name == "DEQUANTIZE"
-    own = tensor.quantization
-    if tensor is not operator.inputs[1] or own is None:
-        return False
-    return own.dimension == len(tensor.shape) - (2 if operator.option("adj_y") else 1)
-
-
 class Rule(ABC):
     """How the head label passes through an operator, whose shapes have been checked."""
 
@@ -172,9 +151,3 @@ class Rule(ABC):
             if not self.is_read_whole(one.of, operand):
                 read[index] = one.piece(index) if self.drops_axes else one.full(index)
         return one.clone(read, one.of.piece_shape if self.drops_axes else one.of.full_shape)
-
-    def emit(self, one: OneHead) -> Tensor:
-        """Make the result for one head."""
-        operand = self.passed_on(one.of, one.head)
-        result = self.made(one) if operand is None else one.piece(operand)
-        return one.reshaped(result, one.of.piece_shape)

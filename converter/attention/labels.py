@@ -6,6 +6,7 @@
 `(N)` is the labelled factor. Why this works, with pictures: docs/head-axis.md.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
@@ -13,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 from edge_opt.attention import factors as fx
 from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.factors import Factored
-from edge_opt.attention.labelled import Labelled, OneHead, Operands, Rule, reads_each_scale
+from edge_opt.attention.labelled import Labelled, OneHead, Operands, Rule
 from edge_opt.attention.rules import RULES, is_product
 from edge_opt.ir import Operator, Tensor
 from edge_opt.ir.dtypes import same_quantization
@@ -34,45 +35,38 @@ With operand p, the axis of the queries in the result is p - 2, and the axis of 
 """
 
 
-class _Found(NamedTuple):
-    """The operands above a result, or the reason why the label does not pass."""
-
-    operands: Operands
-    refusal: RefusedError | None = None
-
-
 class OperandFactors:
     """The layouts of heads in operands, derived by rule from those in results."""
 
     def __init__(self, rules: Mapping[str, Rule] = RULES) -> None:
         self.rules = rules
-        # The key includes the operator, since a rewrite may define the same tensor by another one.
-        self._found: dict[tuple[Operator, Labelled], _Found] = {}
-        self.clear: set[Labelled] = set()
-        """Rows that a search has followed to all their ends without ambiguity; later searches skip them."""
-        self.clear_weights: set[Labelled] = set()
-        """The same between a value product and the next products above it, where more is ambiguous."""
-        self.clear_rows: dict[int, set[Labelled]] = {}
-        """Rows of products that do not hold heads, by the size of these."""
+        # The keys include the operator, since a rewrite may define the same tensor by another one.
+        self._found: dict[tuple[Operator, Labelled], Operands] = {}
+        self._refusals: dict[tuple[Operator | None, Labelled], RefusedError] = {}
+        self.clear: defaultdict[object, set[Labelled]] = defaultdict(set)
+        """Rows that a search followed to all their ends without finding heads in them; later searches skip them.
+
+        "rows" are those of value products; "weights" the same up to the next products, where more is ambiguous. Rows
+        of other products, by the size of the heads that they might be.
+        """
 
     def above(self, of: Labelled) -> Operands:
         """The operands that carry data, by index; none for an input, or if the label cannot be followed."""
-        return self._found_above(of).operands
-
-    def refusal(self, of: Labelled) -> RefusedError | None:
-        """Why the label does not pass; None also for an input or an operator without a rule."""
-        return self._found_above(of).refusal
-
-    def _found_above(self, of: Labelled) -> _Found:
         if of.tensor.producer is None:
-            return _Found({})
+            return {}
         key = (of.operator, of)
         if key not in self._found:
             try:
-                self._found[key] = _Found(self._by_rule(of))
+                self._found[key] = self._by_rule(of)
             except RefusedError as refused:
-                self._found[key] = _Found({}, refused.with_traceback(None))
+                self._found[key] = {}
+                self._refusals[key] = refused.with_traceback(None)
         return self._found[key]
+
+    def refusal(self, of: Labelled) -> RefusedError | None:
+        """Why the label does not pass; None also for an input or an operator without a rule."""
+        self.above(of)
+        return self._refusals.get((of.tensor.producer, of))
 
     def _by_rule(self, of: Labelled) -> Operands:
         operator = of.operator
@@ -101,9 +95,12 @@ class OperandFactors:
         make: Callable[[Labelled], Tensor],
         suffix: str,
     ) -> Tensor:
-        """Make the operator for one head by its rule; `make` gives the head's parts of the operands."""
+        """Make the result for one head by its operator's rule; `make` gives the head's parts of the operands."""
+        rule = self.rules[of.operator.name]
         one = OneHead(assembly, of, self.above(of), head, make, suffix)
-        return self.rules[of.operator.name].emit(one)
+        operand = rule.passed_on(of, head)
+        result = rule.made(one) if operand is None else one.piece(operand)
+        return one.reshaped(result, of.piece_shape)
 
     def is_end(self, of: Labelled, stop: Callable[[Operator], bool] = lambda _: False) -> bool:
         """True if a walk up ends at this tensor.
@@ -126,12 +123,21 @@ class OperandFactors:
 
         return walked(starts, above)
 
+    def ends(
+        self, walk: Iterable[Labelled], stop: Callable[[Operator], bool] = lambda _: False
+    ) -> Iterator[Labelled]:
+        """The tensors of a walk up at which it ends and whose pieces differ, without constants."""
+        for of in walk:
+            if not of.tensor.is_constant and of.pieces > 1 and self.is_end(of, stop):
+                yield of
+
 
 def _check_scales(of: Labelled, operand: Labelled) -> None:
     """Raise RefusedError if a head's part of an operand would stand for other real numbers than the operand does."""
     operator = of.operator
-    is_cut = operand.piece_quantization() is not operand.tensor.quantization
-    if is_cut and not reads_each_scale(operator, operand.tensor):
+    own = operand.tensor.quantization
+    has_several = own is not None and (own.is_per_axis or own.is_blockwise)
+    if has_several and operand.piece_shape != operand.tensor.shape:
         text = "a tensor with several scales cannot be cut"
         raise RefusedError(Why.QUANTIZATION, text, operator, operand.tensor)
     if operator.name in _DROPPED and _has_other_scale(operand.tensor, of.tensor):

@@ -10,7 +10,7 @@
 The plan depends on the graph alone, not on the order of building. See docs/head-axis.md.
 """
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
@@ -41,10 +41,9 @@ class Plan:
     cuts: dict[Labelled, tuple[Labelled, ...]] = field(default_factory=dict)
     old: dict[Operator, None] = field(default_factory=dict)
     labelled: dict[Tensor, Labelled] = field(default_factory=dict)
-    # Layouts of heads in results of operators that are not visited yet, the depth of these operators, and a heap of
+    # Operators that are not visited yet, with the layouts of heads in their results, each with its depth; and a heap of
     # them, the last one in execution order first.
-    _reads: dict[Tensor, dict[Labelled, None]] = field(default_factory=dict)
-    _waiting: dict[Operator, int] = field(default_factory=dict)
+    _waiting: dict[Operator, dict[Labelled, int]] = field(default_factory=dict)
     _queue: list[tuple[int, Operator]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -52,7 +51,7 @@ class Plan:
         self._read(Labelled(self.block.output, self.block.factored, self.form.keep), 0)
         while self._queue:
             _, operator = heappop(self._queue)
-            self._decide(operator, self._waiting.pop(operator))
+            self._decide(operator)
         replaced = {*self.block.core, *self.old}
         entering = list(self.cuts)
         self.cuts.clear()
@@ -66,25 +65,27 @@ class Plan:
         if operator is None:
             self.cuts[of] = (of,)
         elif not fx.is_shared(of.factored):
-            self._reads.setdefault(of.tensor, {})[of] = None
             if operator not in self._waiting:
                 heappush(self._queue, (-self.subgraph.place(operator), operator))
-            self._waiting[operator] = max(depth, self._waiting.get(operator, 0))
+            layouts = self._waiting.setdefault(operator, {})
+            layouts[of] = max(depth, layouts.get(of, 0))
 
-    def _decide(self, operator: Operator, depth: int) -> None:
+    def _decide(self, operator: Operator) -> None:
         """Make an operator per head if it is in the core, vanishes or can be made alone; otherwise cut its results."""
+        layouts = self._waiting.pop(operator)
+        depth = max(layouts.values())
         in_core = operator in self.block.core
-        is_made = in_core or (self.form.above and depth < DEEPEST and self._is_made_alone(operator))
-        for tensor in operator.outputs:
-            for of in self._reads.pop(tensor, ()):
-                if not is_made and (self._is_free(of) or not self._vanishes(of, DEEPEST)):
-                    self.cuts[of] = (of,)
-                    continue
-                self.old[operator] = None
-                if in_core and of.pieces == self.block.pieces:
-                    self.labelled.setdefault(of.tensor, of)
-                for operand in self._read_in_part(of):
-                    self._read(operand, depth + 1)
+        may_be_made = self.form.above and depth < DEEPEST
+        is_made = in_core or (may_be_made and self._is_made_alone(operator, layouts))
+        for of in layouts:
+            if not is_made and (self._is_free(of) or not self._vanishes(of, DEEPEST)):
+                self.cuts[of] = (of,)
+                continue
+            self.old[operator] = None
+            if in_core and of.pieces == self.block.pieces:
+                self.labelled.setdefault(of.tensor, of)
+            for operand in self._read_in_part(of):
+                self._read(operand, depth + 1)
 
     def _read_in_part(self, of: Labelled) -> list[Labelled]:
         """Operands of which a head reads a part, or the whole with fewer axes."""
@@ -92,7 +93,7 @@ class Plan:
         operands = self.operands.above(of).values()
         return [operand for operand in operands if not rule.is_read_whole(of, operand)]
 
-    def _is_made_alone(self, operator: Operator) -> bool:
+    def _is_made_alone(self, operator: Operator, layouts: Iterable[Labelled]) -> bool:
         """True if each head can have its own operator without computing anything twice.
 
         This requires results that differ between heads and are read only per head. Results that are graph outputs or
@@ -101,10 +102,10 @@ class Plan:
         for tensor in operator.outputs:
             if not tensor.consumers and not self.subgraph.is_output(tensor):
                 continue
-            layouts = {fx.canonical(of.factored): of for of in self._reads.get(tensor, ())}
-            if len(layouts) != 1 or read_outside(self.subgraph, tensor, self.old):
+            own = {fx.canonical(of.factored): of for of in layouts if of.tensor is tensor}
+            if len(own) != 1 or read_outside(self.subgraph, tensor, self.old):
                 return False
-            (of,) = layouts.values()
+            (of,) = own.values()
             if of.pieces == 1 or not self.operands.above(of):
                 return False
         return True
@@ -187,9 +188,6 @@ def _scales(operator: Operator) -> bool:
     """True for a multiplication or division of a whole tensor and a scalar."""
     if operator.name not in ("MUL", "DIV"):
         return False
-    whole = [tensor for tensor in operator.given if not _is_scalar(tensor)]
+    scalars = [tensor for tensor in operator.given if tensor.has_numbers and tensor.elements == 1]
+    whole = [tensor for tensor in operator.given if tensor not in scalars]
     return len(whole) == 1 and whole[0].shape == operator.output.shape
-
-
-def _is_scalar(tensor: Tensor) -> bool:
-    return tensor.has_numbers and tensor.elements == 1

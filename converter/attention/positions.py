@@ -16,8 +16,6 @@ from itertools import chain, islice
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_opt.attention import factors as fx
-from edge_opt.attention.factors import Factor
 from edge_opt.attention.float_form import (
     ANGLES,
     RETYPED,
@@ -28,7 +26,7 @@ from edge_opt.attention.float_form import (
     is_code,
     real_constant,
 )
-from edge_opt.attention.labelled import Labelled
+from edge_opt.attention.labelled import along
 from edge_opt.attention.labels import OperandFactors
 from edge_opt.ir import DType, Operator, Subgraph, Tensor
 from edge_opt.ir.refusal import RefusedError, Why
@@ -75,7 +73,7 @@ class Rotary:
         Raises:
             RefusedError: an entry depends on several positions, or they have no axis of their own.
         """
-        assert self.form is not None  # raises if an operator is not supported
+        _ = self.form  # raises if an operator is not supported
         count = self.position.elements
         shape = self.result.shape
         if count == 1 and 1 in shape:
@@ -89,12 +87,12 @@ class Rotary:
 
     def _axes_above(self, axis: int) -> dict[Tensor, int]:
         """The axis of the positions in all tensors above the result, where it is `axis`; empty if it is another."""
-        own = (Factor(self.position.elements, 1),)
-        labelled = fx.labelled_axis(self.result.shape, axis, *own)
+        whole = along(self.result, axis)
+        own = whole.factored[axis]
         operands = OperandFactors()
         places: dict[Tensor, int] = {}
         others: list[Tensor] = []
-        for of in operands.upwards([Labelled(self.result, labelled)]):
+        for of in operands.upwards([whole]):
             if own not in of.factored:
                 others.append(of.tensor)
                 continue

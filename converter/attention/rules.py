@@ -269,21 +269,17 @@ class Broadcast(Rule):
 
     def operands(self, of: Labelled) -> Factors:
         source = of.operator.input(0)
-        axes = [self._axis(of, place, size) for place, size in enumerate(source.shape)]
+        axes: list[Axis] = []
+        for size, place in zip(source.shape, aligned(source, len(of.factored)), strict=True):
+            whole = of.factored[place]
+            cut = fx.cut_axis(whole, of.tensor.shape[place] // size)
+            if cut is not None:
+                axes.append(cut.rest or fx.repeated(whole))
+            elif fx.tells_heads(whole):
+                raise RefusedError(Why.HEADS, "the repeat cuts heads apart", of.operator, source)
+            else:
+                axes.append(fx.plain_axis(size))
         return {0: tuple(axes)}
-
-    @staticmethod
-    def _axis(of: Labelled, place: int, size: int) -> Axis:
-        """The factors of one axis of the source, which has this size."""
-        source = of.operator.input(0)
-        place += len(of.factored) - len(source.shape)
-        axis = of.factored[place]
-        cut = fx.cut_axis(axis, of.tensor.shape[place] // size)
-        if cut is not None:
-            return cut.rest or fx.repeated(axis)
-        if fx.tells_heads(axis):
-            raise RefusedError(Why.HEADS, "the repeat cuts heads apart", of.operator, source)
-        return fx.plain_axis(size)
 
     def passed_on(self, of: Labelled, head: int) -> int | None:
         part = fx.piece_shape(self.operands(of)[0], keep=True)

@@ -16,7 +16,7 @@ from edge_opt.attention.block import Block, Form
 from edge_opt.attention.composites import Composite
 from edge_opt.attention.factors import Factored
 from edge_opt.attention.joining import SPLIT_TYPES, join_heads
-from edge_opt.attention.labelled import Labelled
+from edge_opt.attention.labelled import Labelled, unlabelled
 from edge_opt.attention.labels import OperandFactors
 from edge_opt.attention.plan import Plan
 from edge_opt.attention.rules import MOVEMENT, RULES
@@ -137,8 +137,7 @@ class _Splitter:
                 continue
             shape = step.tensor.shape
             name = name_below(step.tensor.name, "unscaled")
-            whole = Labelled(step.tensor, fx.plain(shape))
-            if RULES[operator.name].passed_on(whole, 0) is not None:
+            if RULES[operator.name].passed_on(unlabelled(step.tensor), 0) is not None:
                 source = make.reshaped(source, shape, name)
             else:
                 read = [source, *operator.inputs[1:]]
@@ -181,13 +180,14 @@ class _Splitter:
 
     def _part_of_constant(self, tensor: Tensor, factored: Factored, head: int) -> Tensor:
         """One head's part of a constant, by value."""
-        own = Labelled(tensor, factored, self.plan.form.keep)
+        shape = fx.piece_shape(factored, keep=self.plan.form.keep)
         factors = list(fx.all_factors(factored))
         apart = tensor.array().reshape([factor.size for factor in factors])
         index = tuple(factor.digit(head) if factor.stride else slice(None) for factor in factors)
-        values = apart[index].reshape(own.piece_shape)
         name = name_below(tensor.name, "piece")
-        return self.assembly.constants.make(name, values, tensor.dtype, own.piece_quantization())
+        return self.assembly.constants.make(
+            name, apart[index].reshape(shape), tensor.dtype, tensor.quantization
+        )
 
     def _split(self, tensor: Tensor, axis: int, count: int, *, drops: bool) -> Sequence[Tensor]:
         """Cut the tensor into `count` parts along an axis, which is removed if `drops`."""
@@ -196,7 +196,8 @@ class _Splitter:
             return self._parts[key]
         make = self.assembly
         size = tensor.shape[axis] // count
-        shape = with_axis(tensor.shape, axis) if drops else with_axis(tensor.shape, axis, size)
+        kept = () if drops else (size,)
+        shape = with_axis(tensor.shape, axis, *kept)
         word = self._word(count)
         names = [name_below(tensor.name, f"{word}_{place}") for place in range(count)]
         parts = [make.tensor(name, shape, tensor) for name in names]

@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 
+from edge_opt.attention.assembly import Assembly
 from edge_opt.base.words import name_below
 from edge_opt.ir import DType, Operator, Subgraph, Tensor
 from edge_opt.ir.composites import body_of, composite_name
@@ -137,33 +138,36 @@ def _is_symmetric(tensor: Tensor) -> bool:
 
 
 def _build(context: Context, addition: Operator, norm: Operator) -> Rewrite:
+    make = Assembly(context.model, context.constants)
     weight = norm.input(1)
     normed = norm.outputs[0]
-    other = addition.input(1 if addition.input(0) is normed else 0)
-    total = weight.producer
-    if total is None:
+    old = [norm, addition]
+    if weight.producer is None:
         negated = _negative(context, weight)
-        sums = []
     else:
-        parts = [_negative(context, part) for part in total.inputs if part is not None]
-        negated = replace(weight, name=name_below(weight.name, "negated"))
-        sums = [Operator(total.code, parts, (negated,), total.options, total.table)]
-    result = replace(normed, name=name_below(normed.name, "negated"))
-    negative = Operator(norm.code, (norm.input(0), negated), (result,), norm.options, norm.table)
-    difference = context.model.new_operator(
+        total = weight.producer
+        old = [total, *old]
+        parts = [_negative(context, part) for part in total.given]
+        negated = make.copy(total, parts, _named_negated(weight))
+    result = make.copy(norm, [norm.input(0), negated], _named_negated(normed))
+    make.emit(
         "SUB",
-        (other, result),
-        addition.outputs,
+        [addition.input(1 if addition.input(0) is normed else 0), result],
+        addition.output,
         fused_activation_function=addition.option("fused_activation_function"),
         pot_scale_int16=addition.option("pot_scale_int16"),
     )
     # A step of the norm may be several steps of the sum, and the sum rounds once more.
     steps = 1 + math.ceil(step_of(normed) / step_of(addition.output))
-    old = [norm, addition] if total is None else [total, norm, addition]
-    return context.rewrite(old, [*sums, negative, difference], check=Steps(max(2, steps)))
+    new = make.finished(addition.output)
+    return context.rewrite(old, new, check=Steps(max(2, steps)))
+
+
+def _named_negated(like: Tensor) -> Tensor:
+    return replace(like, name=name_below(like.name, "negated"))
 
 
 def _negative(context: Context, constant: Tensor) -> Tensor:
-    name = name_below(constant.name, "negated")
     numbers = np.negative(constant.array())
+    name = name_below(constant.name, "negated")
     return context.constants.make(name, numbers, DType.INT16, constant.quantization)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from functools import partial
 
-from edge_opt.attention.pairs import product_of
+from edge_opt.attention.pairs import products_among
 from edge_opt.ir import Model, Operator, Subgraph
 from edge_opt.ir.composites import COMPOSITE, body_of, checked_body
 from edge_opt.ir.refusal import Reason, RefusedError, Why
@@ -37,7 +37,7 @@ class InlineComposites(Pass):
             body = body_of(context.model, operator)
             if body not in has_products:
                 inside = with_called(body.operators, context.model.subgraphs)
-                has_products[body] = any(product_of(one) is not None for one in inside)
+                has_products[body] = any(products_among(inside))
             if not context.target.inline_composites and not has_products[body]:
                 continue
             total += _opened(context.model, body, sizes)

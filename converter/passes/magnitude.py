@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edge_opt.attention.axes import contracted_axis
+from edge_opt.attention.axes import contracted_axis, data_of
 from edge_opt.attention.rules import multiplies_activations
 from edge_opt.ir import DType, Operator, Tensor
 from edge_opt.ir.dtypes import same_quantization
@@ -81,15 +81,12 @@ def _read(node: _Node) -> list[_Node]:
     maker = None if node.tensor.is_constant else node.tensor.producer
     if maker is None or maker.name in _LIMITED:
         return []
-    data = KINDS[maker.code.name].data_operands(maker.inputs)
+    data = KINDS[maker.code.name].data_operands(maker.inputs)  # also where shapes are wrong
     if node.is_operand:
-        if maker.name in _PRODUCTS:
-            return []
-        return [_Node(tensor, is_operand=True) for tensor in data]
+        return [] if maker.name in _PRODUCTS else [_Node(tensor, True) for tensor in data]
     if multiplies_activations(maker):
-        left, right, *biases = maker.given
-        operands = [_Node(left, is_operand=True), _Node(right, is_operand=True)]
-        return operands + [_Node(bias) for bias in biases]
+        # A bias is added to the product.
+        return [_Node(tensor, place < 2) for place, tensor in enumerate(maker.given)]
     return [_Node(tensor) for tensor in data] if maker.name in _RULES else []
 
 
@@ -97,21 +94,22 @@ def _magnitude(node: _Node, read: Sequence[Magnitude]) -> Magnitude:
     tensor = node.tensor
     if tensor.is_constant or tensor.is_outside:
         return _of_constant(tensor)
+    unknown = _up_to(math.inf, tensor)
     if node.is_operand:
         if _carries_a_constant(tensor, read):
-            return _up_to(math.inf, tensor)
+            return unknown
         largest = _largest([_up_to(1.0, tensor), *read])
         return largest._replace(is_fixed=bool(read) and all(each.is_fixed for each in read))
     maker = tensor.producer
     if maker is None or not _is_plain(maker, tensor):
-        return _up_to(math.inf, tensor)
+        return unknown
     if maker.name in _LIMITED:
         return _up_to(1.0, tensor)
     if not read:
-        return _up_to(math.inf, tensor)
+        return unknown
     if not multiplies_activations(maker):
         return _RULES[maker.name](read)
-    return _up_to(math.inf, tensor) if _has_one_channel(maker) else _of_product(*read)
+    return unknown if _has_one_channel(maker) else _of_product(*read)
 
 
 def _has_one_channel(product: Operator) -> bool:
@@ -154,7 +152,7 @@ def _is_plain(maker: Operator, result: Tensor) -> bool:
     if maker.options is not None and maker.options.fields.get("fused_activation_function"):
         return False
     if maker.name in _COPYING:
-        for operand in KINDS[maker.name].data_operands(maker.inputs):
+        for operand in data_of(maker):
             if not same_quantization(operand.quantization, result.quantization):
                 return False
     if result.dtype.is_float:

@@ -175,20 +175,17 @@ def _in_floats(context: Context, site: MaskedSoftmax, make: Assembly) -> Rewrite
     flag = _flag(make, site)
     shape = flag.source.shape
     name = site.condition.name
-    number = Tensor(name_below(name, "number"), shape, DType.FLOAT32)
-    make.emit(
+    number = make.emit(
         "CAST",
         [flag.is_masked],
-        number,
+        Tensor(name_below(name, "number"), shape, DType.FLOAT32),
         in_data_type=int(DType.BOOL),
         out_data_type=int(DType.FLOAT32),
     )
     constant = make.constants.make("mask/constant", np.array(added, np.float32), DType.FLOAT32)
-    mask = Tensor(name_below(name, "additive"), shape, DType.FLOAT32)
-    make.emit("MUL", [number, constant], mask)
-    if shape != site.condition.shape:
-        reshaped = Tensor(name_below(mask.name, "reshaped"), site.condition.shape, DType.FLOAT32)
-        mask = make.reshape_to(mask, reshaped)
+    additive = Tensor(name_below(name, "additive"), shape, DType.FLOAT32)
+    mask = make.emit("MUL", [number, constant], additive)
+    mask = make.reshaped(mask, site.condition.shape, name_below(mask.name, "reshaped"))
     # Rows that are masked everywhere do not change if every logit vanishes in the sum.
     exact = added == ABSORBING and site.constant != -np.inf
     return context.rewrite(

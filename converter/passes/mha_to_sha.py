@@ -3,12 +3,11 @@
 from collections.abc import Container, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import count
 
 from edge_opt.attention.around import products_around
 from edge_opt.attention.block import AS_FOUND, FORMS, Block, Form, Match, NotABlock, row_tiles
 from edge_opt.attention.find import find_blocks
-from edge_opt.attention.pairs import product_of
+from edge_opt.attention.pairs import products_among
 from edge_opt.attention.rules import is_product
 from edge_opt.attention.split import split_heads
 from edge_opt.ir import Operator, Subgraph, Tensor
@@ -61,22 +60,24 @@ def left_over(
     if Status.CONVERTED not in statuses or statuses & {Status.SKIPPED, Status.REVERTED}:
         return
     settled = {site.anchor for site in sites if site.status is Status.SETTLED}
-    index = count(len(sites))
-    for match in find_blocks(context.subgraph):
-        if match.softmax not in before or match.softmax in settled or not _has_several(match):
-            continue
-        refusal = RefusedError(
-            Why.HEADS, "several heads are left after the conversion", match.softmax
-        )
+    left = [
+        match.softmax
+        for match in find_blocks(context.subgraph)
+        if match.softmax in before and match.softmax not in settled and _has_several(match)
+    ]
+    for index, anchor in enumerate(left, len(sites)):
+        reason = RefusedError(
+            Why.HEADS, "several heads are left after the conversion", anchor
+        ).reason
         yield Verdict(
             pass_name=sites[0].pass_name,
             signature=context.signature,
-            index=next(index),
-            operator=match.softmax.outputs[0].name,
+            index=index,
+            operator=anchor.outputs[0].name,
             status=Status.SKIPPED,
-            reason=refusal.reason.text,
-            why=refusal.reason.why,
-            anchor=match.softmax,
+            reason=reason.text,
+            why=reason.why,
+            anchor=anchor,
         )
 
 
@@ -84,8 +85,8 @@ def _has_several(match: Match) -> bool:
     """True for attention of several heads; if it is not understood, for products of several matrices."""
     if isinstance(match, Block):
         return match.heads > 1
-    products = map(product_of, (match.softmax, *products_around(match.softmax)))
-    return match.is_attention and any(product.several for product in filter(None, products))
+    products = products_among((match.softmax, *products_around(match.softmax)))
+    return match.is_attention and any(product.several for product in products)
 
 
 def _callers(context: Context) -> Iterator[Operator]:
@@ -99,27 +100,18 @@ def _callers(context: Context) -> Iterator[Operator]:
         # Composites of one body have one answer if the same arguments are constants.
         key = called, tuple(one is not None and one.is_constant for one in arguments)
         if key not in answers:
-            answers[key] = _calls_attention(context, operator, arguments)
+            first, *others = called_by([operator], context.model.subgraphs)
+            answers[key] = _may_attend(first, arguments) or any(map(_may_attend, others))
         if answers[key]:
             yield operator
 
 
-def _calls_attention(
-    context: Context, operator: Operator, arguments: Sequence[Tensor | None]
-) -> bool:
-    """True if a graph that an operator calls, directly or indirectly, may hold attention of several heads."""
-    graphs = called_by([operator], context.model.subgraphs)
-    return any(_may_attend(graph, arguments if graph is graphs[0] else ()) for graph in graphs)
-
-
-def _may_attend(graph: Subgraph, arguments: Sequence[Tensor | None]) -> bool:
+def _may_attend(graph: Subgraph, arguments: Sequence[Tensor | None] = ()) -> bool:
     """True if a called graph may hold attention of several heads, or a part of it; `arguments` are its known inputs."""
     pairs = zip(graph.inputs, arguments, strict=False)
     weights = {own for own, given in pairs if given is not None and given.is_constant}
-    candidates = [
-        operator for operator in graph.operators if weights.isdisjoint(operator.inputs[:2])
-    ]
-    products = list(filter(None, map(product_of, candidates)))
+    candidates = (one for one in graph if weights.isdisjoint(one.inputs[:2]))
+    products = list(products_among(candidates))
     if not products:
         return False
     if any(product.several for product in products):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import TypeAlias
 
 from edge_opt.base.errors import TRACEBACK, EdgeOptError
 from edge_opt.ir import Operator
@@ -33,15 +34,15 @@ def run_pass(chosen: Pass, context: Context) -> list[Verdict]:
     while pending:
         site = pending.popleft()
         visited.add(site.anchor)
-        attempt = _decide(site, chosen, context)
-        verdicts.append(_verdict(site, attempt, chosen, context, len(verdicts)))
-        if attempt.rewrite is not None:
+        verdict, rewrite = _decide(site, chosen, context, len(verdicts))
+        verdicts.append(verdict)
+        if rewrite is not None:
             if context.audit is not None:
-                context.audit.accept(attempt.rewrite)
-            staying += attempt.rewrite.commit()
-            added += attempt.rewrite.added()
+                context.audit.accept(rewrite)
+            staying += rewrite.commit()
+            added += rewrite.added()
         if context.on_site is not None:
-            context.on_site(verdicts[-1])
+            context.on_site(verdict)
         if not pending and chosen.repeats:
             pending.extend(site for site in _sites(chosen, context) if site.anchor not in visited)
     remove_dead(context.subgraph, staying, context.model.subgraphs)
@@ -60,48 +61,49 @@ def _sites(chosen: Pass, context: Context) -> Iterator[Site]:
         yield Site(last, reason=Reason(Why.BUG, text))
 
 
-@dataclass(frozen=True, slots=True)
-class _Attempt:
-    """One try at a site, and what came of it."""
-
-    status: Status
-    reason: Reason | None = None
-    rewrite: Rewrite | None = None
-    proof: Proof | None = None
-    note: str = ""
-    failed: tuple[str, ...] = ()
-
-    @property
-    def is_bug(self) -> bool:
-        """True if edge-opt failed."""
-        return self.reason is not None and self.reason.why is Why.BUG
+_Outcome: TypeAlias = tuple[Verdict, Rewrite | None]
+"""What became of a site, and its rewrite, which is not committed yet; None unless it passed every check."""
 
 
-def _decide(site: Site, chosen: Pass, context: Context) -> _Attempt:
+def _decide(site: Site, chosen: Pass, context: Context, index: int) -> _Outcome:
     """The first rewrite of a site that passes every check; else the failure of the first one."""
+    blank = Verdict(
+        pass_name=chosen.name,
+        signature=context.signature,
+        index=index,
+        operator=site.anchor.label,
+        status=Status.SETTLED if site.is_settled else Status.SKIPPED,
+        heads=site.heads,
+        kv_heads=site.kv_heads,
+        anchor=site.anchor,
+    )
     try:
         if site.reason is None or site.reason.why is not Why.BUG:
             context.check_lengths([site.anchor])
-        if site.build is None or site.reason is not None:
-            return _Attempt(Status.SETTLED if site.is_settled else Status.SKIPPED, site.reason)
+        if site.reason is not None:
+            return _failed(blank, blank.status, site.reason), None
+        if site.build is None:
+            return blank, None
         context.check_order()
     except RefusedError as refused:
-        return _Attempt(Status.SKIPPED, refused.reason)
-    first = _attempt(site.build, chosen, context)
-    attempt = first
+        return _failed(blank, Status.SKIPPED, refused.reason), None
+    first = _attempt(site.build, chosen, context, blank)
+    verdict, rewrite = first
     failed: list[str] = []
     for form, build in site.others.items():
-        if attempt.rewrite is not None or attempt.is_bug:
+        if rewrite is not None or verdict.is_bug:
             break
-        failed.append(str(attempt.reason))
-        attempt = _attempt(build, chosen, context)
-        attempt = replace(attempt, note=f"in form '{form}', because the target's form failed")
-    if attempt.rewrite is None and not attempt.is_bug:
+        failed.append(verdict.reason)
+        verdict, rewrite = _attempt(build, chosen, context, blank)
+        if rewrite is not None:
+            note = f"in form '{form}', because the target's form failed"
+            verdict = replace(verdict, note="; ".join(filter(None, (note, verdict.note))))
+    if rewrite is None and not verdict.is_bug:
         return first
-    return replace(attempt, failed=tuple(failed))
+    return replace(verdict, failed=tuple(failed)), rewrite
 
 
-def _attempt(build: Build, chosen: Pass, context: Context) -> _Attempt:
+def _attempt(build: Build, chosen: Pass, context: Context, blank: Verdict) -> _Outcome:
     """Build one rewrite, and check and verify it.
 
     An unexpected error becomes the reason of this site, and the other sites go on.
@@ -121,10 +123,22 @@ def _attempt(build: Build, chosen: Pass, context: Context) -> _Attempt:
         # After the verification, which says by how much results differ.
         check_parameters(rewrite)
     except RefusedError as refused:
-        return _Attempt(status, refused.reason, proof=proof)
+        return _failed(blank, status, refused.reason, proof), None
     except Exception as error:
-        return _Attempt(Status.REVERTED, Reason(Why.BUG, _bug(error)), proof=proof)
-    return _Attempt(Status.CONVERTED, rewrite=rewrite, proof=proof)
+        return _failed(blank, Status.REVERTED, Reason(Why.BUG, _bug(error)), proof), None
+    converted = replace(
+        blank,
+        status=Status.CONVERTED,
+        proof=proof,
+        note=rewrite.note,
+        replaced=rewrite.removed(),
+        added=len(rewrite.added()),
+    )
+    return converted, rewrite
+
+
+def _failed(blank: Verdict, status: Status, reason: Reason, proof: Proof | None = None) -> Verdict:
+    return replace(blank, status=status, reason=reason.text, why=reason.why, proof=proof)
 
 
 def _bug(error: Exception) -> str:
@@ -133,26 +147,3 @@ def _bug(error: Exception) -> str:
         raise error
     what = " ".join(f"{type(error).__name__}: {error}".split())
     return f"a bug in edge-opt, please report it with the model's source: {what} ({TRACEBACK}=1 shows where)"
-
-
-def _verdict(site: Site, attempt: _Attempt, chosen: Pass, context: Context, index: int) -> Verdict:
-    """What became of a site; to be made before its rewrite is committed."""
-    rewrite = attempt.rewrite
-    notes = [attempt.note, rewrite.note] if rewrite is not None else []
-    return Verdict(
-        pass_name=chosen.name,
-        signature=context.signature,
-        index=index,
-        operator=site.anchor.label,
-        status=attempt.status,
-        reason="" if attempt.reason is None else attempt.reason.text,
-        why="" if attempt.reason is None else attempt.reason.why,
-        heads=site.heads,
-        kv_heads=site.kv_heads,
-        proof=attempt.proof,
-        note="; ".join(filter(None, notes)),
-        failed=attempt.failed,
-        anchor=site.anchor,
-        replaced=() if rewrite is None else rewrite.removed(),
-        added=0 if rewrite is None else len(rewrite.added()),
-    )

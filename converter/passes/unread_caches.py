@@ -1,10 +1,11 @@
 """A cache that no operator of one signature reads -> the type that it has in the signature that reads it."""
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from edge_opt.base.words import shortened
-from edge_opt.ir import Model, Shape, Signature, Tensor, same_type
+from edge_opt.ir import Model, Shape, Tensor, same_type
 from edge_opt.passes.contract import Context, Pass, Site
 from edge_opt.runtime.description import tensor_info
 from edge_opt.runtime.tensors import cache_of
@@ -67,24 +68,20 @@ class UnreadCache(NamedTuple):
 
 def unread_caches(model: Model) -> Iterator[UnreadCache]:
     """Caches that no operator of their signature reads, and that have another type where they are read."""
-    caches: list[tuple[Signature, str, Tensor]] = []
+    readers: defaultdict[tuple[str, Shape], list[tuple[str, Tensor]]] = defaultdict(list)
+    unread: list[tuple[str, str, Tensor]] = []
     for signature in model.signatures:
         for name, tensor in signature.inputs.items():
-            if cache_of(tensor_info(tensor, name)) == name:
-                caches.append((signature, name, tensor))
-    readers: dict[tuple[str, Shape], tuple[str, Tensor]] = {}
-    disagreeing: set[tuple[str, Shape]] = set()
-    for signature, name, tensor in caches:
-        if tensor.consumers:
-            place = name, tensor.shape
-            _, first = readers.setdefault(place, (signature.key, tensor))
-            if not same_type(tensor, first):
-                disagreeing.add(place)
-    for signature, name, tensor in caches:
-        place = name, tensor.shape
-        is_read = tensor.consumers or signature.subgraph.is_output(tensor)
-        if is_read or place in disagreeing or place not in readers:
-            continue
-        reader, read = readers[place]
+            if cache_of(tensor_info(tensor, name)) != name:
+                continue
+            if tensor.consumers:
+                readers[name, tensor.shape].append((signature.key, tensor))
+            elif not signature.subgraph.is_output(tensor):
+                unread.append((signature.key, name, tensor))
+    for key, name, tensor in unread:
+        found = readers[name, tensor.shape]
+        if len({read.kind for _, read in found}) != 1:
+            continue  # none, or they disagree
+        reader, read = found[0]
         if not same_type(tensor, read):
-            yield UnreadCache(signature.key, name, tensor, reader, read)
+            yield UnreadCache(key, name, tensor, reader, read)
