@@ -29,7 +29,7 @@ from edge_opt.ir.opening import ModelLike, Part
 from edge_opt.ir.text import operator_text
 from edge_opt.ir.walk import cut_signature, needed_for, reads
 from edge_opt.runtime.description import tensor_info
-from edge_opt.runtime.protocol import Arrays
+from edge_opt.runtime.protocol import KINDS, Arrays
 from edge_opt.runtime.tensors import Kernels
 from edge_opt.schema.data import Data
 
@@ -177,7 +177,8 @@ def _named(graph: Subgraph, end: Tensor) -> dict[str, Tensor]:
     counts = Counter(tensor.name for tensor in tensors if tensor is not end)
     found: dict[str, Tensor] = {}
     for tensor in tensors:
-        if tensor.name and counts[tensor.name] == 1 and tensor.dtype.numpy is not None:
+        kind = np.dtype(tensor.dtype.numpy or np.bytes_).kind
+        if tensor.name and counts[tensor.name] == 1 and kind in KINDS:
             found[tensor.name] = tensor
     return found
 

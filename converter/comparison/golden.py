@@ -60,7 +60,7 @@ class _Output(NamedTuple):
     """All elements of one output in few numbers: a checksum, and figures of the real numbers that they stand for.
 
     `others` counts NaN, infinity and -infinity; the other figures are those of the `finite` elements. `magnitude` is
-    the sum of their absolute values. A complex number counts as two elements.
+    the sum of their absolute values.
     """
 
     kind: str
@@ -76,8 +76,6 @@ class _Output(NamedTuple):
     def of(cls, array: Array, info: TensorInfo) -> "_Output":
         """Describe an output."""
         numbers = np.ascontiguousarray(array).reshape(-1)
-        if numbers.dtype.kind == "c":
-            numbers = numbers.view(numbers.real.dtype)
         if numbers.dtype.kind == "f":
             # Payloads are not specified.
             numbers = np.where(np.isnan(numbers), numbers.dtype.type(np.nan), numbers)

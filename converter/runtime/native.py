@@ -190,8 +190,7 @@ def _carried_out(header: Header, arrays: Arrays) -> tuple[Header, Arrays]:
                 results.update({f"{number}/{name}": array for name, array in outputs.items()})
             return {}, results
         case "generate":
-            tokens, logits = loop.run(from_dict(loop.Loop, header["loop"]), invoke)
-            return {"tokens": tokens}, {"logits": logits}
+            return {}, {"logits": loop.run(from_dict(loop.Loop, header["loop"]), invoke)}
     module, name = header["function"]
     function: Callable[[Any, RunModel], Any] = getattr(import_module(module), name)
     argument = from_dict(get_type_hints(function)["asked"], header["asked"])

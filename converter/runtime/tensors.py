@@ -45,8 +45,8 @@ class TensorInfo:
 
     @property
     def is_float(self) -> bool:
-        """True for real or complex numbers that stand for themselves."""
-        return np.dtype(self.dtype).kind in "fc"
+        """True for real numbers that stand for themselves."""
+        return np.dtype(self.dtype).kind == "f"
 
     @property
     def quantized(self) -> bool:
