@@ -55,7 +55,13 @@ class Pair:
 
     @classmethod
     def of(
-        cls, a: SignatureInfo | None, b: SignatureInfo | None, names: Sequence[str], shapes: Shapes
+        cls,
+        a: SignatureInfo | None,
+        b: SignatureInfo | None,
+        names: Sequence[str],
+        shapes: Shapes,
+        *,
+        recorded: bool = False,
     ) -> "Pair":
         """Match a signature's inputs and outputs; `names` are the models' names, `shapes` set open lengths."""
         either = a or b
@@ -74,17 +80,19 @@ class Pair:
             if how:
                 differs = differs or f"input '{one.name}' has {how}"
             given = shapes.get(f"{a.name}/{one.name}", shapes.get(one.name))
-            facts = _facts_of_both(one, other, given)
+            facts = _shape_of_both(one, other, given)
             if not facts:
                 asked = "" if given is None else f", requested {tuple(given)}"
                 shown = f"input '{one.name}' has shape {one.declared} in a, {other.declared} in b"
                 return cls(a, reason=f"{shown}{asked}")
+            if not recorded:
+                facts |= _limits_of_both(one, other)
             ours.append(replace(one, **facts))
             theirs.append(replace(other, **facts))
         keeps_state = a.keeps_state or b.keeps_state
         signature = replace(a, inputs=tuple(ours), keeps_state=keeps_state)
         outputs, alone = _matched(a.outputs, b.outputs, names, by_place=by_place)
-        return cls(signature, theirs, outputs, alone, differs=differs)
+        return cls(signature, theirs, outputs, alone, differs=differs, recorded=recorded)
 
     def plans(
         self, seed: int, run: int = 0, *, further: bool = False
@@ -94,30 +102,31 @@ class Pair:
         theirs: list[InputPlan] = []
         planned = plan(self.signature, seed=seed, run=run, further=further)
         for one, info in zip(planned, self.inputs, strict=True):
-            if self.recorded:
-                ours.append(one)
-                theirs.append(replace(one, source=one.info, info=info))
-            else:
+            both = (one, replace(one, source=one.info, info=info))
+            if not self.recorded:
                 both = twins(one, info)
-                ours.append(both[0])
-                theirs.append(both[1])
+            ours.append(both[0])
+            theirs.append(both[1])
         return ours, theirs
 
 
-def _facts_of_both(
+def _shape_of_both(
     one: TensorInfo, other: TensorInfo, given: Sequence[int] | None
 ) -> dict[str, Any]:
-    """The shape and the limits that fit an input of both models; empty if no shape, or not the `given` one, does."""
+    """The shape that fits an input of both models; empty if none, or not the `given` one, does."""
     if not may_be_alike(one.declared, other.declared):
         return {}
     declared = tuple(map(max, one.declared, other.declared))
     taken = declared if given is None else tuple(given)
     if not may_be_alike(declared, taken):
         return {}
+    return {"shape": tuple(1 if size < 0 else size for size in taken), "declared": declared}
+
+
+def _limits_of_both(one: TensorInfo, other: TensorInfo) -> dict[str, Any]:
+    """The limits that fit an input of both models."""
     ends = (one.accepts, other.accepts)
     return {
-        "shape": tuple(1 if size < 0 else size for size in taken),
-        "declared": declared,
         "entries": _smallest((one.entries, other.entries)),
         "accepts": None if None in ends else _smallest(ends),
         "near": tuple(sorted({*one.near, *other.near})),
