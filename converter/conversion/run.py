@@ -35,7 +35,7 @@ from edge_opt.shapes.inference import doubted
 from edge_opt.targets import Target, TargetLike, load_target
 from edge_opt.verification.audit import Audit
 from edge_opt.verification.examine import Verifier
-from edge_opt.verification.whole import changed_on_purpose, compare_whole
+from edge_opt.verification.whole import by_graph, changed_on_purpose, compare_whole
 
 Verify = Literal["regions", "full", "none"]
 GENERIC: Final = "generic"
@@ -381,17 +381,14 @@ def _compare_whole(
     before = _by_index(source)
     after = {} if written is None else _by_index(written)
     for part in parts:
-        converted: dict[str, list[Verdict]] = {}
-        for name, _ in part.model.entry_points():
-            full = part.signature(name)
-            converted[name] = [site for site in result.converted if site.signature == full]
-        result.not_compared += map(part.signature, changed_on_purpose(part.model, converted))
+        model = part.model
+        sites = by_graph(part, result.converted)
+        result.not_compared += map(part.signature, changed_on_purpose(model, sites))
         if part.is_helper:
             continue
-        now = part.model if written is None else after[part.index].readable
-        found = compare_whole(before[part.index].readable, now, part.model, converted, progress)
-        for name, signature in found.items():
-            result.whole.append(replace(signature, name=part.signature(name)))
+        now = model if written is None else after[part.index].readable
+        for found in compare_whole(before[part.index].readable, now, model, sites, progress):
+            result.whole.append(replace(found, name=part.signature(found.name)))
     for signature in result.whole:
         if signature.violation:
             known = _known_difference(result, signature.name)
