@@ -229,7 +229,7 @@ def check(model: ModelLike, path: AnyPath) -> ComparisonReport:
             session = Session(runnable, [turn for turn in order if turn.name in runnable])
             remarks += session.remarks()
             for name in recorded:
-                remarks += (f"{name}/{text}" for text in integer_remarks(known[name]))
+                remarks += integer_remarks(known[name])
             calls = session.calls(golden.seed)
             remarks += dict.fromkeys(_misfits(calls))
             results = worker.run_calls(file, calls[1])

@@ -247,9 +247,8 @@ class Both:
                     retyped.append(f"{name}/{one.name}, {one.dtype} in a, {other.dtype} in b")
         if opened:
             yield f"open lengths were run at one size only (--shape gives others): {', '.join(opened)}"
-        for name, pair in self.pairs.items():
-            for text in integer_remarks(pair.signature):
-                yield f"{name}/{text}"
+        for pair in self.pairs.values():
+            yield from integer_remarks(pair.signature)
         if retyped:
             how = f"with another type in b (first: {retyped[0]}); inputs get the same real numbers"
             yield f"{many(len(retyped), 'argument')} {how}"

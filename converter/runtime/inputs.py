@@ -209,7 +209,7 @@ def integer_remarks(signature: SignatureInfo) -> Iterator[str]:
     for info in signature.inputs:
         if max(info.elements, _MOST_ROWS) < (info.accepts or 0):
             of = f"{info.elements} of the {info.accepts} integers that it accepts"
-            yield f"{info.name}: each run has at most {of}"
+            yield f"{signature.name}/{info.name}: each run has at most {of}"
         if info.is_plain_integer and not info.accepts:
             role = role_of(info)
             known = "unknown role" if role == "data" else f"{role} by its name"
@@ -219,7 +219,7 @@ def integer_remarks(signature: SignatureInfo) -> Iterator[str]:
                 drawn = f"drawn as {narrow}, because it may steer shapes, indices or loops"
             elif role != "data":
                 drawn = f"in further runs {drawn}"
-            yield f"{info.name}: {known}, {drawn}"
+            yield f"{signature.name}/{info.name}: {known}, {drawn}"
 
 
 def _scene(signature: SignatureInfo, roles: Sequence[Role], seed: int, run: int) -> _Scene:
