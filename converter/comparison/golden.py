@@ -20,7 +20,6 @@ import numpy as np
 from edge_opt.base.atomic import AnyPath, path_of, resolve_target, write_whole
 from edge_opt.base.errors import EdgeOptError, UsageError, match_names
 from edge_opt.base.record import from_dict
-from edge_opt.comparison.call_order import orders
 from edge_opt.comparison.findings import (
     ComparisonReport,
     OutputComparison,
@@ -28,7 +27,7 @@ from edge_opt.comparison.findings import (
     measured,
     name_of,
 )
-from edge_opt.comparison.pairing import Pair, Session, checked_numbers, sessions
+from edge_opt.comparison.pairing import Pair, Session, checked_numbers, orders, sessions
 from edge_opt.ir import load
 from edge_opt.ir.opening import ModelLike, Opened
 from edge_opt.runtime import noise

@@ -27,6 +27,7 @@ from edge_opt.conversion.result import (
 from edge_opt.ir import Constants, Subgraph, cleanup
 from edge_opt.ir.model import Model, restored_on_failure
 from edge_opt.ir.opening import ModelLike, Opened, Part, Readable, check_not_compiled, readable
+from edge_opt.ir.walk import makers_of
 from edge_opt.passes import PASSES, Context, Pass, Status, Verdict, run_pass
 from edge_opt.passes.mha_to_sha import MhaToSha, left_over
 from edge_opt.passes.position_table import PositionTable
@@ -264,7 +265,7 @@ class _Rewriting:
                 owners.setdefault(graph, name)
         usage = cleanup.parts_in_use(model)
         before = {graph: _size(graph) for graph in model.subgraphs}
-        old = list(chain.from_iterable(graph.tensors for graph in model.subgraphs))
+        old = list(model.tensors())
         # An estimate: most sites are at a SOFTMAX, and most passes find none in a given model.
         operators = chain.from_iterable(owners)
         self.expected = done + sum(operator.name == "SOFTMAX" for operator in operators)
@@ -333,11 +334,8 @@ def _any_converted(verdicts: Iterable[Verdict]) -> bool:
 
 def _size(graph: Subgraph) -> tuple[int, int]:
     """The number of operators, and the bytes of the largest tensor that they produce."""
-    largest = 0
-    for operator in graph:
-        for tensor in operator.outputs:
-            largest = max(largest, tensor.dtype.byte_size(tensor.elements) or 0)
-    return len(graph), largest
+    sizes = [tensor.dtype.byte_size(tensor.elements) or 0 for tensor in makers_of(graph)]
+    return len(graph), max(sizes, default=0)
 
 
 def _summaries(
