@@ -1,6 +1,5 @@
 """The main job: read a model, rewrite it, verify each rewrite, write the result."""
 
-import gc
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,7 +25,15 @@ from edge_opt.conversion.result import (
 )
 from edge_opt.ir import Constants, Subgraph, cleanup
 from edge_opt.ir.model import Model, restored_on_failure
-from edge_opt.ir.opening import ModelLike, Opened, Part, Readable, check_not_compiled, readable
+from edge_opt.ir.opening import (
+    ModelLike,
+    Opened,
+    Part,
+    Readable,
+    check_not_compiled,
+    readable,
+    without_collections,
+)
 from edge_opt.ir.walk import makers_of
 from edge_opt.passes import PASSES, Context, Pass, Status, Verdict, run_pass
 from edge_opt.passes.mha_to_sha import MhaToSha, left_over
@@ -110,7 +117,7 @@ def convert(
     if dry_run and isinstance(source, Model):
         source = deepcopy(source)
     with ExitStack() as stack:
-        stack.enter_context(_without_collections())
+        stack.enter_context(without_collections())
         stack.enter_context(restored_on_failure(source))
         verifying = stack.enter_context(ExitStack())
         opened = Opened(source)
@@ -151,18 +158,6 @@ def convert(
             check(None)
     result.seconds = time.perf_counter() - started
     return result
-
-
-@contextmanager
-def _without_collections() -> Iterator[None]:
-    """Pause garbage collection: a model's many objects live to the end, and scanning them takes a tenth of the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _choose_passes(
