@@ -326,9 +326,9 @@ def both_open(
     b: ModelLike,
     begun: ComparisonReport,
     *,
-    signatures: Sequence[str] | None = None,
-    shapes: Shapes | None = None,
-    progress: Progress | None = None,
+    signatures: Sequence[str] | None,
+    shapes: Shapes | None,
+    progress: Progress | None,
 ) -> Iterator[Both]:
     """Open two models and pair their signatures.
 

@@ -221,8 +221,8 @@ class Worker(AbstractContextManager["Worker"]):
         models: Mapping[str, Runnable],
         asked: Asked,
         *,
-        seconds: float | None = None,
-        where: str = "",
+        seconds: float | None,
+        where: str,
     ) -> Answer:
         """Call a function of this package in the worker, which can run these models; returns its answer.
 

@@ -75,7 +75,7 @@ def multiply_adds(model: Model) -> int:
     return total
 
 
-def region_of(rewrite: Rewrite, check: Check, name: str, seed: int = 0) -> Region:
+def region_of(rewrite: Rewrite, check: Check, name: str, seed: int) -> Region:
     """Cut out both versions of a rewritten region; for a `Table`, its reference takes the old version's place."""
     if isinstance(check, Table) and check.reference is not None:
         before, after = _with_reference(rewrite, check.reference)
