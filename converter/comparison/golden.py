@@ -121,7 +121,7 @@ class _Golden:
     """Content of a golden file: what determines the inputs, and a description of the outputs.
 
     `kind` is the version of the file, `share` the largest size of a sample in bytes. `outputs` describes every output,
-    by session, signature, call and name; the samples are arrays in the same order.
+    by signature, call and name; the samples are arrays in the same order.
     """
 
     kind: list[str | int]
