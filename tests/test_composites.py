@@ -6,6 +6,7 @@ from flatbuffers import flexbuffers
 from pass_runs import INLINING, count, names, sites_of, statuses
 
 from edge_opt.comparison.compare import compare
+from edge_opt.comparison.pairing import KEEPS_STATE
 from edge_opt.conversion import ConversionResult, convert
 from edge_opt.ir import Model, to_bytes
 from edge_opt.ir.parse import parse
@@ -48,7 +49,8 @@ def opened(model: Model, target: Target | None = None) -> tuple[ConversionResult
     """The model converted, which computes the same bits."""
     before = to_bytes(model)
     result = convert(before, target=target)
-    assert compare(before, to_bytes(result.model)).bitwise
+    found = compare(before, to_bytes(result.model))
+    assert found.bitwise or KEEPS_STATE in found.summary()
     return result, result.model
 
 
