@@ -279,8 +279,8 @@ def test_a_signature_that_keeps_state_or_draws_numbers_is_never_equal(
     for a, b in ((one, one), (one, plain), (plain, one)):
         report = compare(a, b)
         assert not report
-        assert "signature 'main': may keep state between calls or draw" in report.summary()
-    with pytest.raises(UsageError, match=r"signature 'main' may keep state .* choose others"):
+        assert "signature 'main': keeps state between calls or draws" in report.summary()
+    with pytest.raises(UsageError, match=r"signature 'main' keeps state .* choose others"):
         record(one, tmp_path / "g.npz")
     assert not check(one, record(plain, tmp_path / "h.npz"))
 

@@ -161,7 +161,7 @@ subgraph main (%a: int16[1,4,8] q(0.001, 0), %b: int16[1,8,8] q(0.001, 0)) {
   return
 }
 """)
-    with pytest.raises(UsageError, match=r"'main' may keep state .* give verify='regions'"):
+    with pytest.raises(UsageError, match=r"'main' keeps state .* give verify='regions'"):
         convert(to_bytes(model), dry_run=True, verify="full")
 
 

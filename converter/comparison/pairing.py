@@ -30,7 +30,7 @@ from edge_opt.runtime.tensors import SignatureInfo, TensorInfo
 from edge_opt.shapes.dimension import may_be_alike
 
 _SECONDS_PER_REQUEST = 1800.0
-KEEPS_STATE = "may keep state between calls or draw random numbers, so it is not compared"
+KEEPS_STATE = "keeps state between calls or draws random numbers, so it is not compared"
 """Why a signature is not run: its results may depend on calls of any signature before."""
 
 Shapes = Mapping[str, Sequence[int]]
