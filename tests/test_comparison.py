@@ -2,7 +2,8 @@
 
 import json
 import math
-from itertools import pairwise
+from collections import Counter
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import proof_models as models
 import pytest
 from cli_runs import DEMO, QUANTIZED, Captured, Patch, run, written
+from stateful_models import moving, reading, stateful, writing
 
 from edge_opt import convert, load
 from edge_opt.base.errors import UsageError
@@ -17,11 +19,13 @@ from edge_opt.comparison import compare as comparing
 from edge_opt.comparison.compare import compare
 from edge_opt.comparison.findings import FirstDifference
 from edge_opt.comparison.golden import check, record
+from edge_opt.comparison.pairing import orders
 from edge_opt.ir import Constants, DType, Model, to_bytes
 from edge_opt.ir.parse import parse
 from edge_opt.ir.text import literal
 from edge_opt.runtime.protocol import RuntimeCrashed, RuntimeRefused
 from edge_opt.runtime.runner import Worker
+from edge_opt.runtime.tensors import SignatureInfo
 from edge_opt.testing import assert_equivalent
 
 TABLE = np.random.default_rng(0).standard_normal((1000, 4)).astype(np.float32)
@@ -260,29 +264,14 @@ subgraph init () {
 """
 
 
-DRAWING = """
-subgraph main (%x: float32[4]) {
-  %r: float32[4] = RANDOM_UNIFORM(int32{4}) {seed: 1, seed2: 2}
-  %out: float32[4] = ADD(%x, %r)
-  return %out
-}
-"""
-PLAIN = "subgraph main (%x: float32[4]) { %out: float32[4] = ABS(%x) return %out }"
-
-
-@pytest.mark.parametrize("text", [REMEMBERING.replace("STORED", "ABS"), DRAWING])
-def test_a_signature_that_keeps_state_or_draws_numbers_is_never_equal(
-    text: str, tmp_path: Path
-) -> None:
-    """What it returns may depend on calls before, also of other signatures."""
-    one, plain = (to_bytes(parse(each)) for each in (text, PLAIN))
-    for a, b in ((one, one), (one, plain), (plain, one)):
-        report = compare(a, b)
-        assert not report
-        assert "signature 'main': keeps state between calls or draws" in report.summary()
-    with pytest.raises(UsageError, match=r"signature 'main' keeps state .* choose others"):
-        record(one, tmp_path / "g.npz")
-    assert not check(one, record(plain, tmp_path / "h.npz"))
+def test_models_that_keep_state_are_run_again_with_it() -> None:
+    """The first run reads what the variable holds at first, whatever is stored then."""
+    one, other = (to_bytes(parse(REMEMBERING.replace("STORED", name))) for name in ("ABS", "EXP"))
+    report = compare(one, other)
+    assert not report
+    assert report.signatures[0].outputs[0].elements == 8 * 4, "every call counts"
+    assert "an earlier call, also of another signature" in report.first_difference.reason
+    assert compare(one, one).bitwise
 
 
 CHAIN = """
@@ -443,3 +432,61 @@ def test_the_command_shows_both_sides_and_no_list_of_scales(
     said = run(capsys, "compare", a, b, "--json").json["first_difference"]
     assert (said["signature"], said["tensor"], said["equal_before"]) == ("main", "y", ["%0"])
     assert run(capsys, "compare", a, a, "--json").json["first_difference"] is None
+
+
+STATES = {
+    "written later, read earlier": (lambda f: (reading(0), writing(0, f)), 1, "s0"),
+    "read as written": (lambda f: (writing(0, f), reading(0)), 1, "s1"),
+    "cleared in between": (lambda f: (reading(0, f), writing(0), writing(0, 0.0)), 1, "s0"),
+    "cleared in between, in another order": (
+        lambda f: (writing(0, 0.0), writing(0), reading(0, f)), 1, "s2",
+    ),
+    "through three variables backwards": (
+        lambda f: (reading(2), moving(1, 2), moving(0, 1), writing(0, f)), 3, "s0",
+    ),
+    "in one signature only": (
+        lambda f: ("\n".join([reading(3), *(f"  %m{a}: float32[4] = READ_VARIABLE(%v{a})\n"
+        f"  ASSIGN_VARIABLE(%v{a + 1}, %m{a})" for a in (2, 1, 0)),
+        f"  %w: float32[4] = MUL(%x, float32({f}))\n  ASSIGN_VARIABLE(%v0, %w)"]),), 4, "s0",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", STATES)
+def test_state_that_one_signature_writes_and_another_reads_is_compared(
+    case: str, tmp_path: Path
+) -> None:
+    bodies, variables, where = STATES[case]
+    one, other = (stateful(*bodies(factor), variables=variables) for factor in (1.0, 3.0))
+    report = compare(one, other)
+    assert [signature.name for signature in report.signatures if not signature.equal] == [where]
+    assert "an earlier call, also of another signature" in report.first_difference.reason
+    assert any(
+        "may depend on earlier calls or on random numbers" in note for note in report.notes()
+    )
+    assert compare(one, one).bitwise
+    golden = record(one, tmp_path / "g.npz")
+    assert check(one, golden).bitwise
+    assert not check(other, golden)
+
+
+def test_a_model_that_keeps_state_is_not_one_that_does_not(tmp_path: Path) -> None:
+    plain = "  %y: float32[4] = ABS(%x)"
+    keeping = (
+        "  %r: float32[4] = READ_VARIABLE(%v0)\n  ASSIGN_VARIABLE(%v0, %x)\n"
+        "  %p: float32[4] = ABS(%x)\n  %y: float32[4] = ADD(%p, %r)"
+    )
+    one, other = stateful(plain, variables=0), stateful(keeping)
+    assert not compare(one, other)
+    assert not compare(other, one)
+    assert "record it again" in check(other, record(one, tmp_path / "g.npz")).summary()
+    assert not check(one, record(other, tmp_path / "h.npz"))
+
+
+def test_each_signature_with_state_follows_each_and_is_called_eight_times_or_more() -> None:
+    for count in range(1, 12):
+        names = [f"s{place}" for place in range(count)]
+        (turns,) = orders([SignatureInfo(name, (), (), keeps_state=True) for name in names])
+        order = [turn.name for turn in turns]
+        assert set(pairwise([*order, *order[:1]])) == {*product(names, names)}
+        assert min(Counter(order).values()) >= 8

@@ -256,6 +256,7 @@ def test_a_missing_or_broken_file_is_one_typed_error(recorded: Path, monkeypatch
     "edit",
     [
         lambda meta, _: meta.pop("signatures"),
+        lambda meta, _: meta["signatures"][0].update(keeps_state=True),
         lambda meta, _: meta.update(signatures=meta["signatures"] * 1001),
         lambda meta, _: meta.update(rtol=-1.0),
         lambda meta, _: meta.update(kind=["edge-opt golden", 99, 0]),

@@ -23,7 +23,7 @@ from edge_opt.comparison.findings import (
     name_of,
 )
 from edge_opt.comparison.generate import compare_generation
-from edge_opt.comparison.pairing import Both, Pair, both_open, checked_numbers
+from edge_opt.comparison.pairing import Both, Pair, Session, both_open, checked_numbers, sessions
 from edge_opt.ir import Model, Operator, Subgraph, Tensor
 from edge_opt.ir.opening import ModelLike, Part
 from edge_opt.ir.text import operator_text
@@ -41,6 +41,9 @@ KERNELS: dict[str, Kernels] = {"cpu": "xnnpack", "reference": "reference"}
 _MOST_BYTES = 192 << 20  # of the tensors that are looked at together
 _VANISHED = "no tensor differs if it is made an output: the difference comes from how the runtime fuses operators"
 _NOTHING_SHARED = "the models have no tensor names in common between their inputs and this output"
+_KEEPS_STATE = (
+    "results may depend on random numbers, or on an earlier call, also of another signature"
+)
 
 
 def compare(
@@ -61,8 +64,8 @@ def compare(
 
     Inputs are matched by name, or by position if neither model has signatures (then the signature is `main`). A
     quantized input gets the same real numbers as its float counterpart. Caches are random, too; `generate` fills them
-    with a prefill. An input, output or signature that only one model has is a difference, and so is a signature that
-    keeps state between calls or draws random numbers, which is not run.
+    with a prefill. An input, output or signature that only one model has is a difference. Signatures that keep state
+    run in one session, each of them at least eight times, and directly after every other one.
 
     Args:
         a: the reference: a path, the bytes of a model, a `Model`, or what `litert_torch.convert` returns.
@@ -92,6 +95,10 @@ def compare(
         report = replace(report, generation=compare_generation(a, b, generate, seed, kernels))
     with both_open(a, b, report, signatures=signatures, shapes=shapes, progress=progress) as both:
         report = both.compared(partial(_run_both, both, kernels))
+        remarks = list(report.remarks)
+        for session in sessions(both.pairs):
+            remarks += session.remarks()
+        report = replace(report, remarks=tuple(remarks))
         outside = _first_outside(report)
         if outside is None or not locate:
             return report
@@ -104,15 +111,17 @@ def compare(
         return replace(report, first_difference=found)
 
 
-def _run_both(both: Both, kernels: Kernels, pair: Pair) -> SignatureComparison:
+def _run_both(both: Both, kernels: Kernels, session: Session) -> Iterator[SignatureComparison]:
     """Run one model after the other, and measure the outputs that both have."""
-    ours, theirs = pair.calls(both.begun.seed)
+    ours, theirs = session.calls(both.begun.seed)
     with tempfile.TemporaryDirectory(prefix="edge-opt-") as folder:
         results = both.worker.run_calls(both.files[0], ours, kernels)
         for call, arrays in enumerate(results):
             _move(arrays, f"{folder}/{call}")
         others = both.worker.run_calls(both.files[1], theirs, kernels)
-        return both.measure_all(pair, list(zip(results, others, strict=True)))
+        for name, pair in session.pairs.items():
+            runs = zip(session.of(name, results), session.of(name, others), strict=True)
+            yield both.measure_all(pair, list(runs), session.ordinary(name))
 
 
 def _first_outside(report: ComparisonReport) -> tuple[str, str] | None:
@@ -136,18 +145,22 @@ def first_difference(both: Both, name: str, output: str, kernels: Kernels) -> Fi
     """Return the first shared tensor that differs, with both models' operators that compute it from equal ones.
 
     Intended for a model and its rewrite: tensors outside rewritten regions keep their names. Both are run up to shared
-    tensors, in execution order, as many at a time as fit into memory. `output` of signature `name` must differ.
+    tensors, in execution order, as many at a time as fit into memory. `output` of signature `name` must differ. If the
+    signature keeps state, any operator in any signature may compute what it reads, so nothing is looked for.
 
     Raises:
         RuntimeFailed: a cut model does not run.
     """
     pair = both.pairs[name]
+    if pair.signature.keeps_state:
+        return FirstDifference(name, reason=_KEEPS_STATE)
+    (session,) = sessions({name: pair})
     of_a, of_b = next(infos for infos in pair.outputs if infos[0].name == output)
     graph_a, inputs_a, outputs_a = both.models[0].arguments(name)
     graph_b, inputs_b, outputs_b = both.models[1].arguments(name)
     ends = (outputs_a[of_a.name], outputs_b[of_b.name])
     shared = [*_shared(_named(graph_a, ends[0]), _named(graph_b, ends[1])), ends]
-    search = _Search(both, kernels, pair, (graph_a, graph_b), (inputs_a, inputs_b), shared)
+    search = _Search(both, kernels, session, pair, (graph_a, graph_b), (inputs_a, inputs_b), shared)
     for places in search.batches():
         both.tell("looking for the first difference", places[0], len(shared))
         found = search.look(places)
@@ -186,6 +199,7 @@ class _Search:
 
     both: Both
     kernels: Kernels
+    session: Session
     pair: Pair
     graphs: Sequence[Subgraph]
     inputs: Sequence[Mapping[str, Tensor]]
@@ -193,7 +207,7 @@ class _Search:
 
     def batches(self) -> Iterator[list[int]]:
         """Yield all places, in groups whose tensors fit into memory together."""
-        calls = sum(self.pair.runs)
+        calls = len(self.session.order)
         sizes = [calls * (one.dtype.byte_size(one.elements) or 0) for one, _ in self.shared]
         ends = list(accumulate(sizes))
         for _, batch in groupby(range(len(ends)), lambda place: (ends[place] - 1) // _MOST_BYTES):
@@ -202,11 +216,11 @@ class _Search:
     def look(self, places: Sequence[int]) -> tuple[int, OutputComparison] | None:
         """Run both models up to these tensors; return the first that differs, with its figures."""
         results: list[list[Arrays]] = []
-        for side, calls in enumerate(self.pair.calls(self.both.begun.seed)):
+        for side, calls in enumerate(self.session.calls(self.both.begun.seed)):
             probes = {str(place): self.shared[place][side] for place in places}
             with Part(self._probed(side, probes)).file() as file:
                 results.append(self.both.worker.run_calls(file, calls, self.kernels))
-        ordinary, _ = self.pair.runs
+        ordinary = self.session.ordinary(self.pair.signature.name)
         for place in places:
             one, other = self.shared[place]
             a = tensor_info(one, one.name)

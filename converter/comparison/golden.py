@@ -9,6 +9,7 @@ import io
 import json
 import os
 import zipfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -26,12 +27,12 @@ from edge_opt.comparison.findings import (
     measured,
     name_of,
 )
-from edge_opt.comparison.pairing import Pair, checked_numbers
+from edge_opt.comparison.pairing import Pair, Session, checked_numbers, orders, sessions
 from edge_opt.ir import load
 from edge_opt.ir.opening import ModelLike, Opened
 from edge_opt.runtime import noise
 from edge_opt.runtime.description import describe
-from edge_opt.runtime.inputs import Planned, array_of, converted, integer_remarks, runs_for
+from edge_opt.runtime.inputs import Planned, array_of, converted, integer_remarks
 from edge_opt.runtime.metrics import Tolerance
 from edge_opt.runtime.protocol import Array
 from edge_opt.runtime.runner import Worker
@@ -174,16 +175,15 @@ def record(
         chosen = [described[name] for name in names]
         share = _BUDGET // max(len(list(_recorded(chosen))), 1)
         golden = _Golden(_KIND, seed, atol, rtol, share, chosen, [])
-        for one in chosen:
-            pair = Pair.of(one, one, ("", ""), {})
-            if pair.reason:
-                raise UsageError(f"signature '{one.name}' {pair.reason}: choose others")
-            results = worker.run_calls(file, pair.calls(seed)[0])
-            for call, arrays in enumerate(results):
-                for info in one.outputs:
-                    array = arrays[info.name]
-                    golden.outputs.append(_Output.of(array, info))
-                    samples.append(_sample(array, one.name, info.name, call, golden.share))
+        pairs = {one.name: Pair.of(one, one, ("", ""), {}) for one in chosen}
+        for session in sessions(pairs):
+            results = worker.run_calls(file, session.calls(seed)[0])
+            for name in session.pairs:
+                for call, arrays in enumerate(session.of(name, results)):
+                    for info in described[name].outputs:
+                        array = arrays[info.name]
+                        golden.outputs.append(_Output.of(array, info))
+                        samples.append(_sample(array, name, info.name, call, golden.share))
     packed = io.BytesIO()
     meta = np.frombuffer(json.dumps(asdict(golden)).encode(), np.uint8)
     np.savez_compressed(packed, *samples, meta=meta)
@@ -199,10 +199,12 @@ _Place = tuple[str, int, str]
 
 def _recorded(signatures: Sequence[SignatureInfo]) -> Iterator[_Place]:
     """The places of all outputs, in the order of a file."""
-    for signature in signatures:
-        for call in range(sum(runs_for(signature))):
-            for info in signature.outputs:
-                yield signature.name, call, info.name
+    outputs = {signature.name: signature.outputs for signature in signatures}
+    for order in orders(signatures):
+        for name, count in Counter(turn.name for turn in order).items():
+            for call in range(count):
+                for info in outputs[name]:
+                    yield name, call, info.name
 
 
 def check(model: ModelLike, path: AnyPath) -> ComparisonReport:
@@ -215,28 +217,46 @@ def check(model: ModelLike, path: AnyPath) -> ComparisonReport:
     golden, kept = _read(path_of(path, "a golden file"))
     known = {signature.name: signature for signature in golden.signatures}
     names = (os.fspath(path), name_of(model, "model"))
-    compared = list[SignatureComparison]()
+    compared = dict[str, SignatureComparison]()
     remarks = list[str]()
     with Worker() as worker, Opened(model).main().file() as file:
         described = describe(load(file))
-        for name, recorded in known.items():
-            pair = Pair.of(recorded, described.get(name), names, {}, recorded=True)
-            remarks += integer_remarks(recorded)
-            if pair.reason:
-                compared.append(SignatureComparison(name, reason=pair.reason))
-                continue
-            calls = pair.calls(golden.seed)
+        pairs = {name: _pair(one, described.get(name), names) for name, one in known.items()}
+        for order in orders(golden.signatures):
+            recorded = dict.fromkeys(turn.name for turn in order)
+            runnable = {name: pairs[name] for name in recorded if not pairs[name].reason}
+            session = Session(runnable, [turn for turn in order if turn.name in runnable])
+            remarks += session.remarks()
+            for name in recorded:
+                remarks += integer_remarks(known[name])
+            calls = session.calls(golden.seed)
             remarks += dict.fromkeys(_misfits(calls))
             results = worker.run_calls(file, calls[1])
-            outputs: list[OutputComparison] = []
-            for before, now in pair.outputs:
-                runs: list[tuple[_Recorded, Array]] = []
-                for call, arrays in enumerate(results):
-                    runs.append((kept[name, call, before.name], arrays[now.name]))
-                outputs.append(_output(golden, name, (before, now), runs, pair.runs[0]))
-            compared.append(SignatureComparison(name, (*outputs, *pair.alone), pair.differs))
+            for name in recorded:
+                pair = pairs[name]
+                ordinary = session.ordinary(name)
+                outputs: list[OutputComparison] = []
+                for before, now in pair.outputs:
+                    runs: list[tuple[_Recorded, Array]] = []
+                    for call, arrays in enumerate(session.of(name, results)):
+                        runs.append((kept[name, call, before.name], arrays[now.name]))
+                    outputs.append(_output(golden, name, (before, now), runs, ordinary))
+                differs = pair.reason or pair.differs
+                compared[name] = SignatureComparison(name, (*outputs, *pair.alone), differs)
     report = ComparisonReport(*names, "cpu", golden.seed, golden.atol, golden.rtol)
-    return replace(report, signatures=tuple(compared), remarks=tuple(remarks))
+    return replace(
+        report, signatures=tuple(compared[name] for name in known), remarks=tuple(remarks)
+    )
+
+
+def _pair(recorded: SignatureInfo, now: SignatureInfo | None, names: Sequence[str]) -> Pair:
+    """A recorded signature and the model's, which gets the recorded inputs."""
+    if now is not None and now.keeps_state and not recorded.keeps_state:
+        return Pair(
+            recorded,
+            reason="keeps state between calls, which the recorded model did not: record it again",
+        )
+    return Pair.of(recorded, now, names, {}, recorded=True)
 
 
 def _misfits(calls: tuple[Sequence[Planned], Sequence[Planned]]) -> Iterator[str]:

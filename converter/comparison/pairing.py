@@ -3,11 +3,12 @@
 The caller runs the models, on the CPU or in an emulator. Only the outputs of one signature are kept at a time.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from edge_opt.base.errors import UsageError, match_names, unknown
 from edge_opt.base.words import Progress, many, no_progress
@@ -30,8 +31,8 @@ from edge_opt.runtime.tensors import SignatureInfo, TensorInfo
 from edge_opt.shapes.dimension import may_be_alike
 
 _SECONDS_PER_REQUEST = 1800.0
-KEEPS_STATE = "keeps state between calls or draws random numbers, so it is not compared"
-"""Why a signature is not run: its results may depend on calls of any signature before."""
+_LEAST_CALLS = 8
+"""Calls of each signature that keeps state: a value may pass through several variables before it shows."""
 
 Shapes = Mapping[str, Sequence[int]]
 
@@ -40,8 +41,8 @@ Shapes = Mapping[str, Sequence[int]]
 class Pair:
     """One signature in both models, or why it cannot be run on both.
 
-    `signature` is from `a`, with input shapes that fit both models; `inputs` are from `b`. `outputs` pairs outputs of
-    both, `alone` has outputs of only one. `differs` says how an input does.
+    `signature` is from `a`, with input shapes that fit both models, and keeps state if either does; `inputs` are from
+    `b`. `outputs` pairs outputs of both, `alone` has outputs of only one. `differs` says how an input does.
     If `a` was `recorded`, its numbers hold, whatever `b` can represent.
     """
 
@@ -68,8 +69,6 @@ class Pair:
         assert either is not None, "the signature is of one of the models"
         if a is None or b is None:
             return cls(either, reason=f"only in {names[a is None]}")
-        if a.keeps_state or b.keeps_state:
-            return cls(a, reason=KEEPS_STATE)
         by_place = a.positional and b.positional
         inputs, alone = _matched(a.inputs, b.inputs, names, by_place=by_place)
         if alone:
@@ -91,7 +90,8 @@ class Pair:
                 facts |= _limits_of_both(one, other)
             ours.append(replace(one, **facts))
             theirs.append(replace(other, **facts))
-        signature = replace(a, inputs=tuple(ours))
+        keeps_state = a.keeps_state or b.keeps_state
+        signature = replace(a, inputs=tuple(ours), keeps_state=keeps_state)
         outputs, alone = _matched(a.outputs, b.outputs, names, by_place=by_place)
         return cls(signature, theirs, outputs, alone, differs=differs, recorded=recorded)
 
@@ -108,23 +108,6 @@ class Pair:
                 both = twins(one, info)
             ours.append(both[0])
             theirs.append(both[1])
-        return ours, theirs
-
-    @property
-    def runs(self) -> tuple[int, int]:
-        """The numbers of calls with ordinary inputs, and of those after them with further ones."""
-        return runs_for(self.signature)
-
-    def calls(self, seed: int) -> tuple[list[Planned], list[Planned]]:
-        """The calls of each model, with the same real numbers; every call has other ones."""
-        name = self.signature.name
-        ordinary, further = self.runs
-        ours: list[Planned] = []
-        theirs: list[Planned] = []
-        for run in range(ordinary + further):
-            one, other = self.plans(seed, run, further=run >= ordinary)
-            ours.append((name, one))
-            theirs.append((name, other))
         return ours, theirs
 
 
@@ -179,6 +162,101 @@ def _keyed(infos: Sequence[TensorInfo], *, by_place: bool) -> dict[int | str, Te
     return {place if by_place else info.name: info for place, info in enumerate(infos)}
 
 
+class Turn(NamedTuple):
+    """One call of a signature, with ordinary inputs or further ones."""
+
+    name: str
+    further: bool = False
+
+
+def orders(signatures: Sequence[SignatureInfo]) -> list[list[Turn]]:
+    """The calls of each session.
+
+    A signature without state runs alone. Signatures that keep state run in one session, because one may read what
+    another wrote. A difference in state may show only if the right signature runs next, so each runs directly after
+    every one. Calls with further inputs, which are less like those of real use, come last.
+    """
+    found: list[list[Turn]] = []
+    stateful: list[str] = []
+    most = 0
+    for signature in signatures:
+        ordinary, further = runs_for(signature)
+        if signature.keeps_state:
+            stateful.append(signature.name)
+            most = max(most, further)
+        else:
+            found.append(_turns([signature.name], ordinary, further))
+    if stateful:
+        # One cycle calls each signature once after every one of them.
+        cycle = _each_after_each(stateful)
+        found.append(_turns(cycle, -(-_LEAST_CALLS // len(stateful)), -(-most // len(stateful))))
+    return found
+
+
+def _turns(cycle: Sequence[str], ordinary: int, further: int) -> list[Turn]:
+    """So many cycles with ordinary inputs, and with further ones."""
+    first = [Turn(name) for name in cycle]
+    last = [Turn(name, further=True) for name in cycle]
+    return first * ordinary + last * further
+
+
+def _each_after_each(names: Sequence[str]) -> list[str]:
+    """A cycle in which each name follows each name once, itself too: the de Bruijn sequence of order 2."""
+    cycle: list[str] = []
+    for place, name in enumerate(names):
+        cycle.append(name)
+        for other in names[place + 1 :]:
+            cycle += [name, other]
+    return cycle
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Signatures of a model that stays loaded, and the order of their calls."""
+
+    pairs: Mapping[str, Pair]
+    order: Sequence[Turn]
+
+    def calls(self, seed: int) -> tuple[list[Planned], list[Planned]]:
+        """The calls of each model, with the same real numbers; every call of a signature has other ones."""
+        done = Counter[str]()
+        ours: list[Planned] = []
+        theirs: list[Planned] = []
+        for name, further in self.order:
+            one, other = self.pairs[name].plans(seed, done[name], further=further)
+            done[name] += 1
+            ours.append((name, one))
+            theirs.append((name, other))
+        return ours, theirs
+
+    def remarks(self) -> Iterator[str]:
+        """How signatures that keep state were called."""
+        stateful = [name for name, pair in self.pairs.items() if pair.signature.keeps_state]
+        if stateful:
+            often = f"{len(self.order) // len(self.pairs)} times each, in every order of two"
+            what = "results may depend on earlier calls or on random numbers"
+            yield f"{what}; run in one session, {often}: {', '.join(stateful)}"
+
+    def of(self, name: str, outputs: Sequence[Arrays]) -> list[Arrays]:
+        """The outputs of one signature's calls, from those of all calls."""
+        calls = zip(self.order, outputs, strict=True)
+        return [arrays for turn, arrays in calls if turn.name == name]
+
+    def ordinary(self, name: str) -> int:
+        """The number of a signature's calls with ordinary inputs, which come first."""
+        return self.order.count(Turn(name))
+
+
+def sessions(pairs: Mapping[str, Pair]) -> list[Session]:
+    """The sessions in which the signatures run that can run in both models."""
+    runnable = {name: pair for name, pair in pairs.items() if not pair.reason}
+    found = []
+    for order in orders([pair.signature for pair in runnable.values()]):
+        called = {turn.name: runnable[turn.name] for turn in order}
+        found.append(Session(called, order))
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Both:
     """Two open models: files, graphs and paired signatures; `begun` is the report before anything is compared."""
@@ -190,17 +268,19 @@ class Both:
     pairs: Mapping[str, Pair]
     tell: Progress
 
-    def compared(self, run: Callable[[Pair], SignatureComparison]) -> ComparisonReport:
-        """Compare every signature that can run in both models with `run`, and return the report."""
-        found: list[SignatureComparison] = []
+    def compared(self, run: Callable[[Session], Iterable[SignatureComparison]]) -> ComparisonReport:
+        """Compare the signatures of every session with `run` and return the report."""
+        found: dict[str, SignatureComparison] = {}
         for name, pair in self.pairs.items():
             if pair.reason:
-                found.append(SignatureComparison(name, reason=pair.reason))
-                continue
-            self.tell(f"{name}: running", len(found), len(self.pairs))
-            found.append(run(pair))
-        self.tell("compared", len(found), len(found))
-        return replace(self.begun, signatures=tuple(found), remarks=tuple(self._remarks()))
+                found[name] = SignatureComparison(name, reason=pair.reason)
+        for session in sessions(self.pairs):
+            self.tell(f"{', '.join(session.pairs)}: running", len(found), len(self.pairs))
+            for compared in run(session):
+                found[compared.name] = compared
+        self.tell("compared", len(self.pairs), len(self.pairs))
+        signatures = tuple(found[name] for name in self.pairs)
+        return replace(self.begun, signatures=signatures, remarks=tuple(self._remarks()))
 
     def _remarks(self) -> Iterator[str]:
         """What the inputs do not show: other lengths, integers whose role is unknown, other types."""
@@ -223,15 +303,16 @@ class Both:
             yield f"{many(len(retyped), 'argument')} {how}"
 
     def measure(
-        self, a: TensorInfo, b: TensorInfo, runs: Iterable[tuple[Array, Array]], ordinary: int
+        self, a: TensorInfo, b: TensorInfo, runs: Iterable[tuple[Array, Array]], ordinary: int = 1
     ) -> OutputComparison:
         """Compare one output of both models over all runs, the first of which are `ordinary`."""
         tolerance = Tolerance(atol=self.begun.atol, rtol=self.begun.rtol)
         return measured(a, b, runs, tolerance, ordinary=ordinary, logits=are_logits(a))
 
-    def measure_all(self, pair: Pair, runs: Sequence[tuple[Arrays, Arrays]]) -> SignatureComparison:
+    def measure_all(
+        self, pair: Pair, runs: Sequence[tuple[Arrays, Arrays]], ordinary: int = 1
+    ) -> SignatureComparison:
         """Compare every output over all runs, as `measure` does; removes the outputs of `b` from `runs`."""
-        ordinary, _ = pair.runs
         found: list[OutputComparison] = []
         for a, b in pair.outputs:
             arrays = [(ours[a.name], theirs.pop(b.name)) for ours, theirs in runs]

@@ -55,10 +55,17 @@ def compare_on_npu(
             options = open_inputs(model)
             if options:
                 raise UsageError(f"open lengths are compiled as 1: give {options}")
-        report = both.compared(lambda pair: _emulated(both, pair, compiler))
+        report = both.compared(
+            lambda session: [_emulated(both, pair, compiler) for pair in session.pairs.values()]
+        )
+        stateful = [name for name, pair in both.pairs.items() if pair.signature.keeps_state]
     remarks = [*filter(None, map(_warning, report.signatures))]
     remarks.append(", ".join([f"compiled for {compiler.chip}", *compiler.flags]))
     remarks += report.remarks
+    if stateful:
+        remarks.append(
+            f"state is not carried over here, each signature ran once: {', '.join(stateful)}"
+        )
     return replace(report, remarks=tuple(remarks))
 
 

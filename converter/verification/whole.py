@@ -15,12 +15,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from edge_opt.base.errors import UsageError
 from edge_opt.base.record import Record
 from edge_opt.base.words import Progress, many
 from edge_opt.comparison.compare import compare
 from edge_opt.comparison.findings import SignatureComparison
-from edge_opt.comparison.pairing import KEEPS_STATE
 from edge_opt.ir import DType, Model, Operator, Subgraph
 from edge_opt.ir.opening import ModelLike, Part
 from edge_opt.runtime.metrics import Tolerance
@@ -119,7 +117,7 @@ def compare_whole(
 ) -> list[WholeSignature]:
     """Compare the entry points of a model before and after; those that a pass changes on purpose are left out.
 
-    `model` is the converted one, loaded. UsageError if it keeps state.
+    `model` is the converted one, loaded.
     """
     graphs = dict(model.entry_points())
     changed = changed_on_purpose(model, sites)
@@ -132,8 +130,6 @@ def compare_whole(
     for comparison in report.signatures:
         # A model without signatures is compared as `main`, whatever its subgraph is called.
         name = comparison.name if model.signatures else compared[0]
-        if comparison.reason == KEEPS_STATE:
-            raise UsageError(f"signature '{name}' {KEEPS_STATE}: give verify='regions'")
         allowed = allowance(sites[graphs[name]], graphs[name])
         found.append(WholeSignature(name, allowed, comparison))
     return found
