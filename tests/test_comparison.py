@@ -17,10 +17,10 @@ from stateful_models import moving, reading, stateful, writing
 from edge_opt import convert, load
 from edge_opt.base.errors import UsageError
 from edge_opt.comparison import compare as comparing
-from edge_opt.comparison.call_order import orders
 from edge_opt.comparison.compare import compare
 from edge_opt.comparison.findings import FirstDifference
 from edge_opt.comparison.golden import check, record
+from edge_opt.comparison.pairing import orders
 from edge_opt.ir import Constants, DType, Model, to_bytes
 from edge_opt.ir.parse import parse
 from edge_opt.runtime.protocol import RuntimeCrashed, RuntimeRefused

@@ -11,6 +11,7 @@ from proof_models import tensor
 
 from edge_opt.runtime import noise
 from edge_opt.runtime.inputs import InputHint, InputPlan, Side, array_of, converted, pair, plan
+from edge_opt.runtime.protocol import DeclinedError
 from edge_opt.runtime.tensors import Role, SignatureInfo, TensorInfo, role_of
 from edge_opt.verification.extremes import KINDS, extreme
 
@@ -93,24 +94,12 @@ def test_large_numbers_stay_in_the_range_of_a_quantized_counterpart() -> None:
     assert np.abs(array_of(one) - array_of(other) * 0.1).max() <= 0.81, "clipped beyond 3 sigma"
 
 
-@pytest.mark.parametrize("shape", [(), (50,), (5, 10)])
-@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
-def test_a_complex_number_has_two_parts(dtype: str, shape: tuple[int, ...]) -> None:
-    info = tensor("x", *shape, dtype=dtype)
-    for further in (False, True):
-        (made,) = plan(SignatureInfo("s", (info,), ()), further=further)
-        one, other = pair(made, info)
-        array = array_of(one)
-        np.testing.assert_array_equal(array_of(other), array)
-        assert (array.dtype, array.shape) == (np.dtype(dtype), shape)
-        assert np.any(array.imag)
-        assert not np.array_equal(array.real, array.imag)
-        if shape:
-            assert (
-                min(array.imag.min(), array.real.min())
-                < 0
-                < max(array.imag.max(), array.real.max())
-            )
+@pytest.mark.parametrize(
+    ("dtype", "why"), [("complex64", "complex"), ("bytes", "numpy lacks its type")]
+)
+def test_no_numbers_are_drawn_for_other_types(dtype: str, why: str) -> None:
+    with pytest.raises(DeclinedError, match=why):
+        lone(tensor("x", 4, dtype=dtype))
 
 
 def test_cosine_and_sine_are_of_the_same_angles() -> None:

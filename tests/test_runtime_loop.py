@@ -89,13 +89,12 @@ def test_tokens_are_generated_one_after_the_other_from_what_the_calls_before_gav
         return {"kv_cache_k_0": total, "logits": logits}
 
     loop = Loop((PREFILL,), (DECODE,), 4, ((1, 2, 3), (4, 5, 6)), 3, LOGITS)
-    tokens, logits = run(loop, invoke)
+    logits = run(loop, invoke)
     assert calls[0] == ("prefill", [0, 1, 2, 3], [[1, 2, 0, 0], [4, 5, 0, 0]])
     assert [call[1] for call in calls[1:]] == [[2], [3], [4]]
     assert [call[2] for call in calls[1:]] == [[[3], [6]], [[6], [5]], [[2], [0]]]
-    assert tokens == [[6, 5], [2, 0], [4, 0]]
     assert logits.shape == (3, 2, WORDS)
-    assert logits.argmax(axis=-1).tolist() == tokens
+    assert logits.argmax(axis=-1).tolist() == [[6, 5], [2, 0], [4, 0]]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from edge_opt import convert, load
 from edge_opt.conversion import ConversionResult, DifferenceFoundError
 from edge_opt.inspection import conversion_report
 from edge_opt.ir import Model, Operator, Quantization, Tensor, save, to_bytes
+from edge_opt.ir.opening import Part
 from edge_opt.ir.parse import parse
 from edge_opt.ir.walk import places
 from edge_opt.passes import (
@@ -27,7 +28,7 @@ from edge_opt.passes import (
     mha_to_sha,
 )
 from edge_opt.verification.examine import Verifier
-from edge_opt.verification.whole import Allowance, allowances, changed_on_purpose
+from edge_opt.verification.whole import Allowance, allowance, by_graph, changed_on_purpose
 
 
 @pytest.fixture(scope="module")
@@ -165,12 +166,13 @@ subgraph main (%a: int16[1,4,8] q(0.001, 0), %b: int16[1,8,8] q(0.001, 0)) {
 
 def site(check: Check, *, bitwise: bool = True, **more: Any) -> Verdict:
     proof = Proof(check, holds=True, bitwise=bitwise, max_abs=0.0)
-    facts = {"proof": proof, **more}
-    return Verdict("p", "decode", 0, "", Status.CONVERTED, **facts)
+    facts = {"proof": proof, "signature": "decode", **more}
+    return Verdict("p", index=0, operator="", status=Status.CONVERTED, **facts)
 
 
 def allowed(model: Model, *sites: Verdict) -> Allowance:
-    return allowances(model, {"decode": sites})["decode"]
+    graph = dict(model.entry_points())["decode"]
+    return allowance(by_graph(Part(model), sites)[graph], graph)
 
 
 def test_room_adds_up_over_sites_and_quantized_activations_have_their_own() -> None:
@@ -183,7 +185,7 @@ def test_room_adds_up_over_sites_and_quantized_activations_have_their_own() -> N
     found = allowed(coded, site(step))
     assert found.relative == pytest.approx(80 / 65536)
     assert str(found).endswith("because of 1 site of p")
-    assert allowances(real, {"prefill_8": [site(close)]})["decode"] == Allowance()
+    assert allowed(real, site(close, signature="prefill_8")) == Allowance()
 
 
 def test_an_output_of_more_bits_than_the_activations_has_room_for_as_much_of_its_range() -> None:
@@ -212,7 +214,7 @@ def test_floats_that_meet_integer_weights_have_the_room_of_kernels(
     """The kernels quantize each row of such an activation to 8 bits; what only reads integers does not."""
     given = "%x: float32[4,4], %i: int32[4]"
     model = parse(f"subgraph main ({given}) {{\n  %y: float32[4,4] = {operator}\n  return %y\n}}\n")
-    found = allowances(model, {"main": [site(Within(1e-6))]})["main"]
+    found = allowance([site(Within(1e-6))], model.subgraphs[0])
     assert found.relative == pytest.approx(16e-6 if bits is None else 24 / 2**bits)
 
 
@@ -220,5 +222,6 @@ def test_signatures_of_a_graph_that_changes_on_purpose_change_with_it() -> None:
     text = "subgraph main (%x: float32[4]) {\n  %y: float32[4] = ABS(%x)\n  return %y\n}\n"
     names = ("first", "second")
     model = parse("".join(f"signature {name} = #0 (x=%x) -> (y=%y)\n" for name in names) + text)
-    assert changed_on_purpose(model, {"first": [site(Table(0.5))], "second": []}) == [*names]
-    assert changed_on_purpose(model, {"first": [site(Exact())], "second": []}) == []
+    for check, changed in ((Table(0.5), [*names]), (Exact(), [])):
+        sites = by_graph(Part(model), [site(check, signature="first")])
+        assert changed_on_purpose(model, sites) == changed

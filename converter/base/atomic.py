@@ -136,7 +136,7 @@ def replacing(
             raise OutputError(text) from error
 
 
-def write_whole(path: AnyPath, content: bytes | memoryview, *, overwrite: bool = False) -> None:
+def write_whole(path: AnyPath, content: bytes | memoryview, *, overwrite: bool) -> None:
     """Write these bytes to a file; raises like `replacing`."""
     with replacing(path, overwrite=overwrite) as fd, open(fd, "wb", closefd=False) as file:
         file.write(content)

@@ -27,9 +27,9 @@ from edge_opt.comparison.pairing import Both, Pair, Session, both_open, checked_
 from edge_opt.ir import Model, Operator, Subgraph, Tensor
 from edge_opt.ir.opening import ModelLike, Part
 from edge_opt.ir.text import operator_text
-from edge_opt.ir.walk import cut_signature, needed_for, reads
+from edge_opt.ir.walk import cut_signature, makers_of, needed_for, reads
 from edge_opt.runtime.description import tensor_info
-from edge_opt.runtime.protocol import Arrays
+from edge_opt.runtime.protocol import KINDS, Arrays
 from edge_opt.runtime.tensors import Kernels
 from edge_opt.schema.data import Data
 
@@ -171,13 +171,12 @@ def first_difference(both: Both, name: str, output: str, kernels: Kernels) -> Fi
 
 def _named(graph: Subgraph, end: Tensor) -> dict[str, Tensor]:
     """Numeric tensors with unique names that `end` depends on, by name in execution order."""
-    tensors: list[Tensor] = []
-    for operator in needed_for([end], graph.operators):
-        tensors += operator.outputs
+    tensors = makers_of(needed_for([end], graph.operators))
     counts = Counter(tensor.name for tensor in tensors if tensor is not end)
     found: dict[str, Tensor] = {}
     for tensor in tensors:
-        if tensor.name and counts[tensor.name] == 1 and tensor.dtype.numpy is not None:
+        kind = np.dtype(tensor.dtype.numpy or np.bytes_).kind
+        if tensor.name and counts[tensor.name] == 1 and kind in KINDS:
             found[tensor.name] = tensor
     return found
 
@@ -289,9 +288,9 @@ def _constants(operators: Iterable[Operator]) -> dict[str, Data]:
     """The content of the constants that operators read, by name."""
     found: dict[str, Data] = {}
     for operator in operators:
-        for tensor in operator.inputs:
-            if tensor is not None and tensor.buffer is not None and tensor.buffer.data is not None:
-                found[tensor.name] = tensor.buffer.data
+        for tensor in operator.given:
+            if tensor.data is not None:
+                found[tensor.name] = tensor.data
     return found
 
 

@@ -99,7 +99,8 @@ def compare_generation(
             with open_parts(parts) as (files, described):
                 loop = plan_loop(name, described, count, seed, prompt)
                 prompt = loop.prompt
-                tokens, logits = worker.generate(files, loop, kernels)
+                logits = worker.generate(files, loop, kernels)
+            tokens = logits.argmax(axis=-1).tolist()
             results.append((tuple(map(tuple, tokens)), loop.logits, logits))
     (tokens_a, info_a, logits_a), (tokens_b, info_b, logits_b) = results
     difference = measured(info_a, info_b, [(logits_a, logits_b)], logits=True)

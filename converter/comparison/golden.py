@@ -10,9 +10,8 @@ import json
 import os
 import zipfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +20,6 @@ import numpy as np
 from edge_opt.base.atomic import AnyPath, path_of, resolve_target, write_whole
 from edge_opt.base.errors import EdgeOptError, UsageError, match_names
 from edge_opt.base.record import from_dict
-from edge_opt.comparison.call_order import Turn, orders
 from edge_opt.comparison.findings import (
     ComparisonReport,
     OutputComparison,
@@ -29,14 +27,14 @@ from edge_opt.comparison.findings import (
     measured,
     name_of,
 )
-from edge_opt.comparison.pairing import Pair, Session, checked_numbers, sessions
+from edge_opt.comparison.pairing import Pair, Session, checked_numbers, orders, sessions
 from edge_opt.ir import load
 from edge_opt.ir.opening import ModelLike, Opened
 from edge_opt.runtime import noise
 from edge_opt.runtime.description import describe
 from edge_opt.runtime.inputs import Planned, array_of, converted, integer_remarks
 from edge_opt.runtime.metrics import Tolerance
-from edge_opt.runtime.protocol import Array, Arrays
+from edge_opt.runtime.protocol import Array
 from edge_opt.runtime.runner import Worker
 from edge_opt.runtime.tensors import SignatureInfo, TensorInfo
 
@@ -52,15 +50,11 @@ class GoldenError(EdgeOptError):
     """A golden file is missing, broken or of another version."""
 
 
-class _OtherVersionError(GoldenError):
-    """A golden file is of another version."""
-
-
 class _Output(NamedTuple):
     """All elements of one output in few numbers: a checksum, and figures of the real numbers that they stand for.
 
     `others` counts NaN, infinity and -infinity; the other figures are those of the `finite` elements. `magnitude` is
-    the sum of their absolute values. A complex number counts as two elements.
+    the sum of their absolute values.
     """
 
     kind: str
@@ -76,8 +70,6 @@ class _Output(NamedTuple):
     def of(cls, array: Array, info: TensorInfo) -> "_Output":
         """Describe an output."""
         numbers = np.ascontiguousarray(array).reshape(-1)
-        if numbers.dtype.kind == "c":
-            numbers = numbers.view(numbers.real.dtype)
         if numbers.dtype.kind == "f":
             # Payloads are not specified.
             numbers = np.where(np.isnan(numbers), numbers.dtype.type(np.nan), numbers)
@@ -130,7 +122,7 @@ class _Golden:
     """Content of a golden file: what determines the inputs, and a description of the outputs.
 
     `kind` is the version of the file, `share` the largest size of a sample in bytes. `outputs` describes every output,
-    by session, signature, call and name; the samples are arrays in the same order.
+    by signature, call and name; the samples are arrays in the same order.
     """
 
     kind: list[str | int]
@@ -181,7 +173,7 @@ def record(
         described = describe(load(file))
         names = match_names("signature", "*" if signatures is None else signatures, [*described])
         chosen = [described[name] for name in names]
-        share = _BUDGET // max(_output_count(chosen), 1)
+        share = _BUDGET // max(len(list(_recorded(chosen))), 1)
         golden = _Golden(_KIND, seed, atol, rtol, share, chosen, [])
         pairs = {one.name: Pair.of(one, one, ("", ""), {}) for one in chosen}
         for session in sessions(pairs):
@@ -201,8 +193,18 @@ def record(
 
 _Recorded = tuple[_Output, Array]
 """An output as recorded: its figures, and a sample of it."""
-_Outputs = Mapping[str, _Recorded]
-"""The outputs of one call, by name."""
+_Place = tuple[str, int, str]
+"""An output of one call: the signature, the number of the call, and the output's name."""
+
+
+def _recorded(signatures: Sequence[SignatureInfo]) -> Iterator[_Place]:
+    """The places of all outputs, in the order of a file."""
+    outputs = {signature.name: signature.outputs for signature in signatures}
+    for order in orders(signatures):
+        for name, count in Counter(turn.name for turn in order).items():
+            for call in range(count):
+                for info in outputs[name]:
+                    yield name, call, info.name
 
 
 def check(model: ModelLike, path: AnyPath) -> ComparisonReport:
@@ -212,8 +214,7 @@ def check(model: ModelLike, path: AnyPath) -> ComparisonReport:
         GoldenError: the file is missing, broken or of another version.
         RuntimeFailed: the model does not run.
     """
-    golden, samples = _read(path_of(path, "a golden file"))
-    kept = iter(zip(golden.outputs, samples, strict=True))
+    golden, kept = _read(path_of(path, "a golden file"))
     known = {signature.name: signature for signature in golden.signatures}
     names = (os.fspath(path), name_of(model, "model"))
     compared = dict[str, SignatureComparison]()
@@ -222,43 +223,30 @@ def check(model: ModelLike, path: AnyPath) -> ComparisonReport:
         described = describe(load(file))
         pairs = {name: _pair(one, described.get(name), names) for name, one in known.items()}
         for order in orders(golden.signatures):
-            recorded = _recorded_calls(order, known, kept)
+            recorded = dict.fromkeys(turn.name for turn in order)
             runnable = {name: pairs[name] for name in recorded if not pairs[name].reason}
             session = Session(runnable, [turn for turn in order if turn.name in runnable])
             remarks += session.remarks()
             for name in recorded:
-                remarks += (f"{name}/{text}" for text in integer_remarks(known[name]))
+                remarks += integer_remarks(known[name])
             calls = session.calls(golden.seed)
             remarks += dict.fromkeys(_misfits(calls))
             results = worker.run_calls(file, calls[1])
-            for name, recordings in recorded.items():
-                # A signature that cannot be run has no results, and no outputs to compare.
-                runs = list(zip(recordings, session.of(name, results), strict=False))
-                compared[name] = _compared(golden, pairs[name], runs, session.ordinary(name))
+            for name in recorded:
+                pair = pairs[name]
+                ordinary = session.ordinary(name)
+                outputs: list[OutputComparison] = []
+                for before, now in pair.outputs:
+                    runs: list[tuple[_Recorded, Array]] = []
+                    for call, arrays in enumerate(session.of(name, results)):
+                        runs.append((kept[name, call, before.name], arrays[now.name]))
+                    outputs.append(_output(golden, name, (before, now), runs, ordinary))
+                differs = pair.reason or pair.differs
+                compared[name] = SignatureComparison(name, (*outputs, *pair.alone), differs)
     report = ComparisonReport(*names, "cpu", golden.seed, golden.atol, golden.rtol)
     return replace(
         report, signatures=tuple(compared[name] for name in known), remarks=tuple(remarks)
     )
-
-
-def _recorded_calls(
-    order: Iterable[Turn], known: Mapping[str, SignatureInfo], kept: Iterator[_Recorded]
-) -> dict[str, list[_Outputs]]:
-    """The outputs of each call in a session, by signature, taken from those that are left of the file's."""
-    found: dict[str, list[_Outputs]] = {}
-    for name, count in Counter(turn.name for turn in order).items():
-        infos = known[name].outputs
-        found[name] = [{info.name: next(kept) for info in infos} for _ in range(count)]
-    return found
-
-
-def _compared(
-    golden: _Golden, pair: Pair, runs: Sequence[tuple[_Outputs, Arrays]], ordinary: int
-) -> SignatureComparison:
-    """Compare the outputs of a signature over all calls, the first of which are `ordinary`."""
-    name = pair.signature.name
-    outputs = [_output(golden, name, infos, runs, ordinary) for infos in pair.outputs]
-    return SignatureComparison(name, (*outputs, *pair.alone), pair.reason or pair.differs)
 
 
 def _pair(recorded: SignatureInfo, now: SignatureInfo | None, names: Sequence[str]) -> Pair:
@@ -268,14 +256,7 @@ def _pair(recorded: SignatureInfo, now: SignatureInfo | None, names: Sequence[st
             recorded,
             reason="keeps state between calls, which the recorded model did not: record it again",
         )
-    pair = Pair.of(recorded, now, names, {})
-    inputs: list[TensorInfo] = []
-    for info, before in zip(pair.signature.inputs, recorded.inputs, strict=True):
-        inputs.append(
-            replace(info, entries=before.entries, accepts=before.accepts, near=before.near)
-        )
-    signature = replace(pair.signature, inputs=tuple(inputs))
-    return replace(pair, signature=signature, recorded=True)
+    return Pair.of(recorded, now, names, {}, recorded=True)
 
 
 def _misfits(calls: tuple[Sequence[Planned], Sequence[Planned]]) -> Iterator[str]:
@@ -294,7 +275,7 @@ def _output(
     golden: _Golden,
     signature: str,
     infos: tuple[TensorInfo, TensorInfo],
-    runs: Sequence[tuple[_Outputs, Arrays]],
+    runs: Sequence[tuple[_Recorded, Array]],
     ordinary: int,
 ) -> OutputComparison:
     """Compare one output with its recording and its sample, over all calls, the first of which are `ordinary`."""
@@ -304,18 +285,18 @@ def _output(
     elements = 0
     reason = ""
     differs = False
-    for call, (recorded, values) in enumerate(runs):
+    for call, ((expected, kept), array) in enumerate(runs):
         if differs and call == ordinary:
             break  # further inputs tell nothing new
-        array = values[now.name]
-        expected, kept = recorded[before.name]
         actual = _Output.of(array, now)
         if actual.kind != expected.kind:
             return OutputComparison(
                 name=before.name, reason=f"{expected.kind} recorded, {actual.kind} now"
             )
         sample = _sample(array, signature, before.name, call, golden.share)
-        sampled.append(_fitting(before, kept, sample))
+        if (kept.shape, kept.dtype) != (sample.shape, sample.dtype):
+            raise _damaged(before)
+        sampled.append((kept, sample))
         if actual.checksum != expected.checksum:
             differs = True
             reason = reason or expected.misses(actual, golden.atol, rtol)
@@ -329,16 +310,8 @@ def _output(
         return output
     if golden.atol == rtol == 0:
         reason = "elements beyond the sample differ"
-    if output.equal and reason:
-        output = replace(output, reason=reason)
-    return replace(output, sample_of=elements)
-
-
-def _fitting(info: TensorInfo, kept: Array, sample: Array) -> tuple[Array, Array]:
-    """Both samples of an output, which must be of the same elements, or the file is damaged."""
-    if (kept.shape, kept.dtype) != (sample.shape, sample.dtype):
-        raise _damaged(info)
-    return kept, sample
+    reason = reason if output.equal else output.reason
+    return replace(output, reason=reason, sample_of=elements)
 
 
 def _damaged(info: TensorInfo) -> GoldenError:
@@ -355,8 +328,8 @@ def _sample(array: Array, signature: str, name: str, run: int, share: int) -> Ar
     return flat[np.sort(noise.integers(seed, room, 0, flat.size))]
 
 
-def _read(path: Path) -> tuple[_Golden, list[Array]]:
-    """Return the content of a golden file, and its samples."""
+def _read(path: Path) -> tuple[_Golden, Mapping[_Place, _Recorded]]:
+    """Return the content of a golden file, and its outputs by place."""
     try:
         if path.stat().st_size > _MAX_FILE:
             raise GoldenError("it is too large")
@@ -366,32 +339,32 @@ def _read(path: Path) -> tuple[_Golden, list[Array]]:
         with np.load(path, allow_pickle=False) as stored:
             content = json.loads(stored["meta"].tobytes())
             kind = content.get("kind")
-            if kind != _KIND:
-                raise _OtherVersionError(f"its version is {kind}, expected {_KIND}")
-            samples = [stored[f"arr_{place}"] for place in range(len(stored.files) - 1)]
-        golden = from_dict(_Golden, content)
-        checked_numbers(golden.seed, golden.atol, golden.rtol)
-        if len(golden.signatures) > _MAX_SIGNATURES:
-            raise GoldenError(f"it has more than {_MAX_SIGNATURES} signatures")
-        if not _output_count(golden.signatures) == len(golden.outputs) == len(samples):
-            raise GoldenError("its outputs are not complete")
+            if kind == _KIND:
+                samples = [stored[f"arr_{place}"] for place in range(len(stored.files) - 1)]
+                return _checked(from_dict(_Golden, content), samples)
     except FileNotFoundError as error:
         text = f"golden file '{path}' does not exist; record it with: edge-opt golden record"
         raise GoldenError(text) from error
-    except _OtherVersionError as error:
-        remedy = f"record it again with: edge-opt golden record MODEL -o {path} --force"
-        raise GoldenError(
-            f"golden file '{path}' is of another version of edge-opt ({error}): {remedy}"
-        ) from error
     except Exception as error:
         why = error if isinstance(error, GoldenError) else f"{type(error).__name__}: {error}"
         raise GoldenError(
             f"golden file '{path}' cannot be read ({why}): give the model first, then the file, or record it again"
         ) from error
-    return golden, samples
+    raise GoldenError(
+        f"golden file '{path}' is of another version of edge-opt (its version is {kind}, expected {_KIND}): record it "
+        f"again with: edge-opt golden record MODEL -o {path} --force"
+    )
 
 
-def _output_count(signatures: Sequence[SignatureInfo]) -> int:
-    """Number of outputs of all calls."""
-    outputs = {signature.name: len(signature.outputs) for signature in signatures}
-    return sum(outputs[turn.name] for turn in chain.from_iterable(orders(signatures)))
+def _checked(
+    golden: _Golden, samples: Sequence[Array]
+) -> tuple[_Golden, Mapping[_Place, _Recorded]]:
+    """A file's content, which must be complete, and its outputs by place."""
+    checked_numbers(golden.seed, golden.atol, golden.rtol)
+    if len(golden.signatures) > _MAX_SIGNATURES:
+        raise GoldenError(f"it has more than {_MAX_SIGNATURES} signatures")
+    places = list(_recorded(golden.signatures))
+    if not len(places) == len(golden.outputs) == len(samples):
+        raise GoldenError("its outputs are not complete")
+    outputs = zip(golden.outputs, samples, strict=True)
+    return golden, dict(zip(places, outputs, strict=True))

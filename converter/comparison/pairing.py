@@ -5,14 +5,13 @@ The caller runs the models, on the CPU or in an emulator. Only the outputs of on
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from edge_opt.base.errors import UsageError, match_names, unknown
 from edge_opt.base.words import Progress, many, no_progress
-from edge_opt.comparison.call_order import Turn, orders
 from edge_opt.comparison.findings import (
     ComparisonReport,
     OutputComparison,
@@ -23,7 +22,7 @@ from edge_opt.comparison.findings import (
 from edge_opt.ir import Model, load
 from edge_opt.ir.opening import ModelLike, Opened
 from edge_opt.runtime.description import describe
-from edge_opt.runtime.inputs import InputPlan, Planned, integer_remarks, plan
+from edge_opt.runtime.inputs import InputPlan, Planned, integer_remarks, plan, runs_for
 from edge_opt.runtime.inputs import pair as twins
 from edge_opt.runtime.metrics import Tolerance, are_logits
 from edge_opt.runtime.protocol import Array, Arrays
@@ -32,6 +31,8 @@ from edge_opt.runtime.tensors import SignatureInfo, TensorInfo
 from edge_opt.shapes.dimension import may_be_alike
 
 _SECONDS_PER_REQUEST = 1800.0
+_LEAST_CALLS = 8
+"""Calls of each signature that keeps state: a value may pass through several variables before it shows."""
 
 Shapes = Mapping[str, Sequence[int]]
 
@@ -55,7 +56,13 @@ class Pair:
 
     @classmethod
     def of(
-        cls, a: SignatureInfo | None, b: SignatureInfo | None, names: Sequence[str], shapes: Shapes
+        cls,
+        a: SignatureInfo | None,
+        b: SignatureInfo | None,
+        names: Sequence[str],
+        shapes: Shapes,
+        *,
+        recorded: bool = False,
     ) -> "Pair":
         """Match a signature's inputs and outputs; `names` are the models' names, `shapes` set open lengths."""
         either = a or b
@@ -74,17 +81,19 @@ class Pair:
             if how:
                 differs = differs or f"input '{one.name}' has {how}"
             given = shapes.get(f"{a.name}/{one.name}", shapes.get(one.name))
-            facts = _facts_of_both(one, other, given)
+            facts = _shape_of_both(one, other, given)
             if not facts:
                 asked = "" if given is None else f", requested {tuple(given)}"
                 shown = f"input '{one.name}' has shape {one.declared} in a, {other.declared} in b"
                 return cls(a, reason=f"{shown}{asked}")
+            if not recorded:
+                facts |= _limits_of_both(one, other)
             ours.append(replace(one, **facts))
             theirs.append(replace(other, **facts))
         keeps_state = a.keeps_state or b.keeps_state
         signature = replace(a, inputs=tuple(ours), keeps_state=keeps_state)
         outputs, alone = _matched(a.outputs, b.outputs, names, by_place=by_place)
-        return cls(signature, theirs, outputs, alone, differs=differs)
+        return cls(signature, theirs, outputs, alone, differs=differs, recorded=recorded)
 
     def plans(
         self, seed: int, run: int = 0, *, further: bool = False
@@ -94,30 +103,31 @@ class Pair:
         theirs: list[InputPlan] = []
         planned = plan(self.signature, seed=seed, run=run, further=further)
         for one, info in zip(planned, self.inputs, strict=True):
-            if self.recorded:
-                ours.append(one)
-                theirs.append(replace(one, source=one.info, info=info))
-            else:
+            both = (one, replace(one, source=one.info, info=info))
+            if not self.recorded:
                 both = twins(one, info)
-                ours.append(both[0])
-                theirs.append(both[1])
+            ours.append(both[0])
+            theirs.append(both[1])
         return ours, theirs
 
 
-def _facts_of_both(
+def _shape_of_both(
     one: TensorInfo, other: TensorInfo, given: Sequence[int] | None
 ) -> dict[str, Any]:
-    """The shape and the limits that fit an input of both models; empty if no shape, or not the `given` one, does."""
+    """The shape that fits an input of both models; empty if none, or not the `given` one, does."""
     if not may_be_alike(one.declared, other.declared):
         return {}
     declared = tuple(map(max, one.declared, other.declared))
     taken = declared if given is None else tuple(given)
     if not may_be_alike(declared, taken):
         return {}
+    return {"shape": tuple(1 if size < 0 else size for size in taken), "declared": declared}
+
+
+def _limits_of_both(one: TensorInfo, other: TensorInfo) -> dict[str, Any]:
+    """The limits that fit an input of both models."""
     ends = (one.accepts, other.accepts)
     return {
-        "shape": tuple(1 if size < 0 else size for size in taken),
-        "declared": declared,
         "entries": _smallest((one.entries, other.entries)),
         "accepts": None if None in ends else _smallest(ends),
         "near": tuple(sorted({*one.near, *other.near})),
@@ -150,6 +160,54 @@ def _matched(
 
 def _keyed(infos: Sequence[TensorInfo], *, by_place: bool) -> dict[int | str, TensorInfo]:
     return {place if by_place else info.name: info for place, info in enumerate(infos)}
+
+
+class Turn(NamedTuple):
+    """One call of a signature, with ordinary inputs or further ones."""
+
+    name: str
+    further: bool = False
+
+
+def orders(signatures: Sequence[SignatureInfo]) -> list[list[Turn]]:
+    """The calls of each session.
+
+    A signature without state runs alone. Signatures that keep state run in one session, because one may read what
+    another wrote. A difference in state may show only if the right signature runs next, so each runs directly after
+    every one. Calls with further inputs, which are less like those of real use, come last.
+    """
+    found: list[list[Turn]] = []
+    stateful: list[str] = []
+    most = 0
+    for signature in signatures:
+        ordinary, further = runs_for(signature)
+        if signature.keeps_state:
+            stateful.append(signature.name)
+            most = max(most, further)
+        else:
+            found.append(_turns([signature.name], ordinary, further))
+    if stateful:
+        # One cycle calls each signature once after every one of them.
+        cycle = _each_after_each(stateful)
+        found.append(_turns(cycle, -(-_LEAST_CALLS // len(stateful)), -(-most // len(stateful))))
+    return found
+
+
+def _turns(cycle: Sequence[str], ordinary: int, further: int) -> list[Turn]:
+    """So many cycles with ordinary inputs, and with further ones."""
+    first = [Turn(name) for name in cycle]
+    last = [Turn(name, further=True) for name in cycle]
+    return first * ordinary + last * further
+
+
+def _each_after_each(names: Sequence[str]) -> list[str]:
+    """A cycle in which each name follows each name once, itself too: the de Bruijn sequence of order 2."""
+    cycle: list[str] = []
+    for place, name in enumerate(names):
+        cycle.append(name)
+        for other in names[place + 1 :]:
+            cycle += [name, other]
+    return cycle
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,9 +296,8 @@ class Both:
                     retyped.append(f"{name}/{one.name}, {one.dtype} in a, {other.dtype} in b")
         if opened:
             yield f"open lengths were run at one size only (--shape gives others): {', '.join(opened)}"
-        for name, pair in self.pairs.items():
-            for text in integer_remarks(pair.signature):
-                yield f"{name}/{text}"
+        for pair in self.pairs.values():
+            yield from integer_remarks(pair.signature)
         if retyped:
             how = f"with another type in b (first: {retyped[0]}); inputs get the same real numbers"
             yield f"{many(len(retyped), 'argument')} {how}"
@@ -269,9 +326,9 @@ def both_open(
     b: ModelLike,
     begun: ComparisonReport,
     *,
-    signatures: Sequence[str] | None = None,
-    shapes: Shapes | None = None,
-    progress: Progress | None = None,
+    signatures: Sequence[str] | None,
+    shapes: Shapes | None,
+    progress: Progress | None,
 ) -> Iterator[Both]:
     """Open two models and pair their signatures.
 
@@ -281,21 +338,19 @@ def both_open(
     """
     tell = progress or no_progress
     shapes = shapes or {}
-    with ExitStack() as stack:
-        worker = stack.enter_context(Worker(time_limit=_SECONDS_PER_REQUEST))
+    with Worker(time_limit=_SECONDS_PER_REQUEST) as worker:
         worker.start()
-        file_a = stack.enter_context(Opened(a).main().file())
-        file_b = stack.enter_context(Opened(b).main().file())
-        models = (load(file_a), load(file_b))
-        ours = describe(models[0])
-        theirs = describe(models[1])
-        _check_shapes(shapes, ours)
-        wanted = "*" if signatures is None else signatures
-        sides = (begun.a, begun.b)
-        pairs: dict[str, Pair] = {}
-        for name in match_names("signature", wanted, [*(ours | theirs)]):
-            pairs[name] = Pair.of(ours.get(name), theirs.get(name), sides, shapes)
-        yield Both(begun, worker, (file_a, file_b), models, pairs, tell)
+        with Opened(a).main().file() as file_a, Opened(b).main().file() as file_b:
+            models = (load(file_a), load(file_b))
+            ours = describe(models[0])
+            theirs = describe(models[1])
+            _check_shapes(shapes, ours)
+            wanted = "*" if signatures is None else signatures
+            sides = (begun.a, begun.b)
+            pairs: dict[str, Pair] = {}
+            for name in match_names("signature", wanted, [*(ours | theirs)]):
+                pairs[name] = Pair.of(ours.get(name), theirs.get(name), sides, shapes)
+            yield Both(begun, worker, (file_a, file_b), models, pairs, tell)
 
 
 def _check_shapes(shapes: Shapes, signatures: Mapping[str, SignatureInfo]) -> None:

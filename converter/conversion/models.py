@@ -32,7 +32,7 @@ _MARK = "edge-opt target"  # metadata that names the target of the last conversi
 _LONGEST_NAME = 200
 
 
-def choose_parts(opened: Opened, sections: Sections = "prefill-decode") -> list[Part]:
+def choose_parts(opened: Opened, sections: Sections) -> list[Part]:
     """Models to convert: in a bundle, the main model or `all`, then an auxiliary model as a helper.
 
     UsageError if `sections` is unknown or the bundle has no main model, ModelFormatError if that is invalid.

@@ -193,7 +193,7 @@ def headline(result: ConversionResult) -> str:
 
 def has_several_heads(site: Verdict) -> bool:
     """True for attention with more than one head."""
-    return site.heads is not None and site.heads > 1
+    return (site.heads or 0) > 1
 
 
 def _is_attention(site: Verdict) -> bool:

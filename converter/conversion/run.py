@@ -1,6 +1,5 @@
 """The main job: read a model, rewrite it, verify each rewrite, write the result."""
 
-import gc
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,7 +25,16 @@ from edge_opt.conversion.result import (
 )
 from edge_opt.ir import Constants, Subgraph, cleanup
 from edge_opt.ir.model import Model, restored_on_failure
-from edge_opt.ir.opening import ModelLike, Opened, Part, Readable, check_not_compiled, readable
+from edge_opt.ir.opening import (
+    ModelLike,
+    Opened,
+    Part,
+    Readable,
+    check_not_compiled,
+    readable,
+    without_collections,
+)
+from edge_opt.ir.walk import makers_of
 from edge_opt.passes import PASSES, Context, Pass, Status, Verdict, run_pass
 from edge_opt.passes.mha_to_sha import MhaToSha, left_over
 from edge_opt.passes.position_table import PositionTable
@@ -35,7 +43,7 @@ from edge_opt.shapes.inference import doubted
 from edge_opt.targets import Target, TargetLike, load_target
 from edge_opt.verification.audit import Audit
 from edge_opt.verification.examine import Verifier
-from edge_opt.verification.whole import changed_on_purpose, compare_whole
+from edge_opt.verification.whole import by_graph, changed_on_purpose, compare_whole
 
 Verify = Literal["regions", "full", "none"]
 GENERIC: Final = "generic"
@@ -109,7 +117,7 @@ def convert(
     if dry_run and isinstance(source, Model):
         source = deepcopy(source)
     with ExitStack() as stack:
-        stack.enter_context(_without_collections())
+        stack.enter_context(without_collections())
         stack.enter_context(restored_on_failure(source))
         verifying = stack.enter_context(ExitStack())
         opened = Opened(source)
@@ -150,18 +158,6 @@ def convert(
             check(None)
     result.seconds = time.perf_counter() - started
     return result
-
-
-@contextmanager
-def _without_collections() -> Iterator[None]:
-    """Pause garbage collection: a model's many objects live to the end, and scanning them takes a tenth of the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _choose_passes(
@@ -264,7 +260,7 @@ class _Rewriting:
                 owners.setdefault(graph, name)
         usage = cleanup.parts_in_use(model)
         before = {graph: _size(graph) for graph in model.subgraphs}
-        old = list(chain.from_iterable(graph.tensors for graph in model.subgraphs))
+        old = list(model.tensors())
         # An estimate: most sites are at a SOFTMAX, and most passes find none in a given model.
         operators = chain.from_iterable(owners)
         self.expected = done + sum(operator.name == "SOFTMAX" for operator in operators)
@@ -333,11 +329,8 @@ def _any_converted(verdicts: Iterable[Verdict]) -> bool:
 
 def _size(graph: Subgraph) -> tuple[int, int]:
     """The number of operators, and the bytes of the largest tensor that they produce."""
-    largest = 0
-    for operator in graph:
-        for tensor in operator.outputs:
-            largest = max(largest, tensor.dtype.byte_size(tensor.elements) or 0)
-    return len(graph), largest
+    sizes = [tensor.dtype.byte_size(tensor.elements) or 0 for tensor in makers_of(graph)]
+    return len(graph), max(sizes, default=0)
 
 
 def _summaries(
@@ -381,17 +374,14 @@ def _compare_whole(
     before = _by_index(source)
     after = {} if written is None else _by_index(written)
     for part in parts:
-        converted: dict[str, list[Verdict]] = {}
-        for name, _ in part.model.entry_points():
-            full = part.signature(name)
-            converted[name] = [site for site in result.converted if site.signature == full]
-        result.not_compared += map(part.signature, changed_on_purpose(part.model, converted))
+        model = part.model
+        sites = by_graph(part, result.converted)
+        result.not_compared += map(part.signature, changed_on_purpose(model, sites))
         if part.is_helper:
             continue
-        now = part.model if written is None else after[part.index].readable
-        found = compare_whole(before[part.index].readable, now, part.model, converted, progress)
-        for name, signature in found.items():
-            result.whole.append(replace(signature, name=part.signature(name)))
+        now = model if written is None else after[part.index].readable
+        for found in compare_whole(before[part.index].readable, now, model, sites, progress):
+            result.whole.append(replace(found, name=part.signature(found.name)))
     for signature in result.whole:
         if signature.violation:
             known = _known_difference(result, signature.name)

@@ -11,7 +11,7 @@ from edge_opt.conversion import ConversionResult
 from edge_opt.ir import Model, Operator, Tensor
 from edge_opt.ir.composites import composite_name
 from edge_opt.ir.text import operator_text
-from edge_opt.ir.walk import backward_slice, reads, topological, walked
+from edge_opt.ir.walk import backward_slice, depth_first, makers_of, reads
 
 _LEAST = 4  # operators of a head that is worth hiding
 
@@ -94,19 +94,16 @@ def find_example(result: ConversionResult) -> Example | None:
     `before` has all operators above the block's results that any rewrite removed, `after` those between the same
     tensors in the converted model.
     """
-    makers: dict[Tensor, Operator] = {}
-    for operator in chain.from_iterable(site.replaced for site in result.converted):
-        for tensor in operator.outputs:
-            # A tensor that several rewrites redefined belongs to the first.
-            makers.setdefault(tensor, operator)
+    removed = [*chain.from_iterable(site.replaced for site in result.converted)]
+    # A tensor that several rewrites redefined belongs to the first.
+    makers = makers_of(reversed(removed))
 
     def above(operator: Operator) -> Iterable[Operator]:
         return [makers[tensor] for tensor in operator.inputs if tensor in makers]
 
     for site in sorted(result.converted, key=lambda site: (site.heads or 0) < 2):
-        made = chain.from_iterable(operator.outputs for operator in site.replaced)
-        results = [tensor for tensor in made if tensor.producer is not None]
-        before = topological(walked([makers[tensor] for tensor in results], above))
+        results = [one for one in makers_of(site.replaced) if one.producer is not None]
+        before = depth_first([makers[tensor] for tensor in results], above)
         after = backward_slice(results, reads(before))[0]
         if before and after:
             graph = next(iter(after)).subgraph

@@ -105,20 +105,20 @@ class Report(Record):
 
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON values: those of `convert --json`, plus origin, summary, findings and example."""
-        return {
-            **self.result.to_dict(),
+        more = {
             "version": version("edge-opt"),
-            "origin": dict(self.origin),
+            "origin": self.origin,
             "summary": self.summary,
             "lint": [{"severity": severity, "message": message} for severity, message in self.lint],
             "gain": self.gain,
-            "example": None if self.example is None else self.example.to_dict(),
+            "example": self.example,
         }
+        return {**self.result.to_dict(), **to_json(more)}
 
     def render(self, suffix: str) -> str:
         """Render the report in the format with this suffix."""
         if suffix == ".json":
-            return json.dumps(to_json(self), indent=2, allow_nan=False) + "\n"
+            return json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
         title = Path(self.result.input).name if self.result.input else "model in memory"
         return (to_markdown if suffix == ".md" else to_html)(title, self.summary, self.sections())
 

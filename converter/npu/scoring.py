@@ -63,7 +63,7 @@ def read(
             loop = plan_loop(title, described, len(text.scored), 0, (text.before,))
             loops.append(replace(loop, follow=text.scored))
         if compiler is None:
-            return [loop.logits.reals(worker.generate(files, loop)[1][:, 0]) for loop in loops]
+            return [loop.logits.reals(worker.generate(files, loop)[:, 0]) for loop in loops]
         emulating = backend_of(compiler.chip).emulating
         model = load(files[MAIN])
         emulators: dict[str, Emulation] = {}
@@ -86,7 +86,7 @@ def read(
             return outputs
 
         progress(0, total)
-        return [loop.logits.reals(steps.run(loop, invoke)[1][:, 0]) for loop in loops]
+        return [loop.logits.reals(steps.run(loop, invoke)[:, 0]) for loop in loops]
 
 
 def _runs(loop: Loop) -> int:

@@ -1,5 +1,7 @@
 """Describes a model's entry points as the runtime would, from the graph; no runtime is needed."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from edge_opt.ir import Model, Tensor
@@ -34,10 +36,13 @@ def tensor_info(tensor: Tensor, name: str) -> TensorInfo:
     """Describe a tensor as the runtime would describe an argument `name`; types that numpy lacks become `bytes`."""
     dtype = np.dtype(tensor.dtype.numpy or np.bytes_).name
     declared = tensor.shape_signature or tensor.shape
-    parameters = tensor.quantization if tensor.is_quantized else None
-    if parameters is None:
-        return TensorInfo(name, tensor.name, tensor.shape, declared, dtype)
-    scales = tuple(parameters.scale.tolist())
-    zero_points = tuple(parameters.zero_point.tolist())
-    kind = dtype, scales, zero_points, parameters.dimension
-    return TensorInfo(name, tensor.name, tensor.shape, declared, *kind)
+    info = TensorInfo(name, tensor.name, tensor.shape, declared, dtype)
+    parameters = tensor.quantization
+    if parameters is None or not tensor.is_quantized:
+        return info
+    return replace(
+        info,
+        scales=tuple(parameters.scale.tolist()),
+        zero_points=tuple(parameters.zero_point.tolist()),
+        axis=parameters.dimension,
+    )

@@ -60,7 +60,7 @@ class InputHint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputPlan(InputHint):
-    """How to make one input: for the tensor `info`, from the stream of random numbers named `key`.
+    """How to make one input: for the tensor `info`, from random numbers of its own, with the seed `stream`.
 
     `start` is the position of the first new token. For a mask, `past` columns stand for the cache, the first `padding`
     tokens are masked, and a row sees `window` positions (0: all). `limit` ends the range of a token or of an index into
@@ -69,8 +69,7 @@ class InputPlan(InputHint):
     """
 
     info: TensorInfo
-    key: str = ""
-    seed: int = 0
+    stream: int = 0
     start: int = 0
     spread: float = 1.0
     past: int = 0
@@ -79,11 +78,6 @@ class InputPlan(InputHint):
     padding: int = 0
     variant: int = 0
     source: TensorInfo | None = None
-
-    @property
-    def stream(self) -> int:
-        """The seed of its own random numbers."""
-        return noise.seed_of(self.seed, self.key)
 
 
 Planned = tuple[str | None, Sequence[InputPlan]]
@@ -138,8 +132,8 @@ def plan(
         drawn = run
         if facts["role"] != "integer" or variant == 1:
             drawn -= variant
-        key = f"{signature.name}/{drawn}/{_stream(info, hint.role)}"
-        plans.append(InputPlan(info=info, key=key, seed=seed, start=scene.start, **facts))
+        stream = noise.seed_of(seed, f"{signature.name}/{drawn}/{_stream(info, hint.role)}")
+        plans.append(InputPlan(info=info, stream=stream, start=scene.start, **facts))
     return tuple(plans)
 
 
@@ -215,7 +209,7 @@ def integer_remarks(signature: SignatureInfo) -> Iterator[str]:
     for info in signature.inputs:
         if max(info.elements, _MOST_ROWS) < (info.accepts or 0):
             of = f"{info.elements} of the {info.accepts} integers that it accepts"
-            yield f"{info.name}: each run has at most {of}"
+            yield f"{signature.name}/{info.name}: each run has at most {of}"
         if info.is_plain_integer and not info.accepts:
             role = role_of(info)
             known = "unknown role" if role == "data" else f"{role} by its name"
@@ -225,7 +219,7 @@ def integer_remarks(signature: SignatureInfo) -> Iterator[str]:
                 drawn = f"drawn as {narrow}, because it may steer shapes, indices or loops"
             elif role != "data":
                 drawn = f"in further runs {drawn}"
-            yield f"{info.name}: {known}, {drawn}"
+            yield f"{signature.name}/{info.name}: {known}, {drawn}"
 
 
 def _scene(signature: SignatureInfo, roles: Sequence[Role], seed: int, run: int) -> _Scene:
@@ -297,13 +291,11 @@ def array_of(planned: InputPlan) -> NDArray[Any]:
         original = array_of(replace(planned, info=source, source=None))
         return converted(original, source, info)
     dtype = np.dtype(info.dtype)
-    if dtype.kind == "S":
+    if dtype.kind in "cS":
         why = "numpy lacks its type: text, bfloat16, or fewer than 8 bits"
+        if dtype.kind == "c":
+            why = "its numbers are complex"
         raise DeclinedError(f"edge-opt draws no numbers for input '{info.name}': {why}")
-    if dtype.kind == "c":
-        parts = replace(info, shape=(2, *info.shape), dtype=f"float{dtype.itemsize * 4}")
-        real, imaginary = array_of(replace(planned, info=parts, source=None))
-        return np.asarray(real + 1j * imaginary, dtype)
     if planned.role == "mask":
         return _encode(_mask(planned), info)
     if planned.role == "position":

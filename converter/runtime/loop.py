@@ -48,8 +48,8 @@ class Loop:
     past: Mapping[str, int] = field(default_factory=dict)
 
 
-def run(loop: Loop, invoke: Invoke) -> tuple[list[list[int]], Array]:
-    """Generate greedily: the tokens of every step, as lists by batch row, and its logits."""
+def run(loop: Loop, invoke: Invoke) -> Array:
+    """Generate greedily: the logits of every step, `[count, batch, vocabulary]`."""
     values: dict[str, tuple[Array, TensorInfo]] = {}
 
     def step(calls: tuple[Call, ...], tokens: Array, start: int, valid: int) -> None:
@@ -78,8 +78,7 @@ def run(loop: Loop, invoke: Invoke) -> tuple[list[list[int]], Array]:
         steps.append(values[loop.logits.name][0].reshape(len(prompt), -1))
         best = steps[-1].argmax(axis=-1, keepdims=True)
         current = np.full((1, 1), loop.follow[place]) if loop.follow else best
-    logits = np.stack(steps)
-    return logits.argmax(axis=-1).tolist(), logits
+    return np.stack(steps)
 
 
 def is_basic(info: TensorInfo) -> bool:
@@ -111,10 +110,8 @@ def basic_input(
         cache = past.get(info.name, 0)
         # A shorter cache is a ring, as long as the window or longer.
         window = cache if cache < max(past.values(), default=0) else 0
-        planned = InputPlan(role, info=info, start=start, past=cache, window=window)
-        if role == "mask":
-            masked, opened = _entries(info)
-            planned = replace(planned, masked=masked, opened=opened)
+        masked, opened = _entries(info)
+        planned = InputPlan(role, masked, opened, info=info, start=start, past=cache, window=window)
         return array_of(planned).copy()
     empty = np.zeros(info.shape, np.float32)
     return converted(empty, replace(info, dtype="float32", scales=()), info)

@@ -120,12 +120,8 @@ def measure(
     """Compare two arrays of the same shape; `a` is the reference.
 
     `quantized_a` and `quantized_b` give the quantization, if any; with `logits`, rows along the last axis are logits.
-    Complex numbers of one type are compared as pairs along a new last axis.
     """
     assert a.shape == b.shape, "shapes must be equal"
-    if a.dtype == b.dtype and a.dtype.kind == "c":
-        a = a[..., np.newaxis].view(a.real.dtype)
-        b = b[..., np.newaxis].view(b.real.dtype)
     one = np.ascontiguousarray(a).reshape(-1)
     other = np.ascontiguousarray(b).reshape(-1)
     infos = (quantized_a, quantized_b)

@@ -67,7 +67,7 @@ def main() -> None:
 
 
 class Session:
-    """A model that stays loaded while its signatures are run; its variables are reset before the first run only.
+    """A model that stays loaded while its signatures are run; its variables are reset only when it is opened.
 
     A model without signatures has subgraph 0 as `main`. Opening it allocates nothing.
 
@@ -77,17 +77,15 @@ class Session:
 
     def __init__(self, model: Path | bytes, kernels: Kernels = "xnnpack", where: str = "") -> None:
         self._where = where
-        self._ran = False
         source = (
             {"model_content": model} if isinstance(model, bytes) else {"model_path": str(model)}
         )
         with _refusals(where):
-            self._interpreter = Interpreter(
-                **source, experimental_op_resolver_type=_RESOLVERS[kernels]
-            )
-            keys = list(self._interpreter.get_signature_list())
-            self._runners = {key: self._interpreter.get_signature_runner(key) for key in keys}
-            self._runners = self._runners or {MAIN: _Main(self._interpreter)}
+            interpreter = Interpreter(**source, experimental_op_resolver_type=_RESOLVERS[kernels])
+            interpreter.reset_all_variables()
+            keys = list(interpreter.get_signature_list())
+            self._runners = {key: interpreter.get_signature_runner(key) for key in keys}
+            self._runners = self._runners or {MAIN: _Main(interpreter)}
 
     def inputs(self) -> list[str]:
         """The names of the first signature's inputs."""
@@ -109,9 +107,6 @@ class Session:
             f"{self._where}, signature '{signature}'" if self._where and signature else self._where
         )
         with _refusals(where):
-            if not self._ran:
-                self._interpreter.reset_all_variables()
-                self._ran = True
             results = dict(self._runners[signature or names[0]](**values))
         check_types(results)
         return results
@@ -190,8 +185,7 @@ def _carried_out(header: Header, arrays: Arrays) -> tuple[Header, Arrays]:
                 results.update({f"{number}/{name}": array for name, array in outputs.items()})
             return {}, results
         case "generate":
-            tokens, logits = loop.run(from_dict(loop.Loop, header["loop"]), invoke)
-            return {"tokens": tokens}, {"logits": logits}
+            return {}, {"logits": loop.run(from_dict(loop.Loop, header["loop"]), invoke)}
     module, name = header["function"]
     function: Callable[[Any, RunModel], Any] = getattr(import_module(module), name)
     argument = from_dict(get_type_hints(function)["asked"], header["asked"])

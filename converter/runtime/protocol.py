@@ -26,7 +26,8 @@ Raises DeclinedError if the kernels do not support the model.
 """
 
 _MAX_HEADER = 64 << 20
-_KINDS = "biufc"
+KINDS = "biuf"
+"""The kinds of numpy's types that are passed on: real numbers and flags."""
 
 
 class RuntimeUnavailable(EdgeOptError):  # noqa: N818 - not an error in a model
@@ -58,9 +59,9 @@ class DeclinedError(Exception):
 
 
 def check_types(arrays: Mapping[str, Array]) -> None:
-    """Raise DeclinedError for an array whose type has no raw bytes (strings, objects)."""
+    """Raise DeclinedError for an array of strings, objects or complex numbers."""
     for name, array in arrays.items():
-        if array.dtype.kind not in _KINDS:
+        if array.dtype.kind not in KINDS:
             raise DeclinedError(
                 f"tensor '{name}' has type {array.dtype}, which cannot be passed on"
             )
@@ -70,7 +71,7 @@ def send(channel: BufferedRWPair, header: Mapping[str, Any], arrays: Mapping[str
     """Send a message.
 
     Raises:
-        DeclinedError: an array's dtype has no raw bytes (strings, objects).
+        DeclinedError: an array has strings, objects or complex numbers.
         OSError: the connection is closed.
     """
     check_types(arrays)

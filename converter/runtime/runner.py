@@ -206,14 +206,14 @@ class Worker(AbstractContextManager["Worker"]):
 
     def generate(
         self, models: Mapping[str, Runnable], loop: Loop, kernels: Kernels = "xnnpack"
-    ) -> tuple[list[list[int]], Array]:
-        """Run a loop of prefill and decode; the tokens and logits of every step.
+    ) -> Array:
+        """Run a loop of prefill and decode; the logits of every step.
 
         All `models` are loaded at once; keys are the names in the loop's calls, including "main".
         """
         where = f"model {_name(models[MAIN])}, generating {loop.count} tokens on {kernels} kernels"
-        reply, results = self._ask("generate", where, models, kernels=kernels, loop=loop)
-        return reply["tokens"], results["logits"]
+        _, results = self._ask("generate", where, models, kernels=kernels, loop=loop)
+        return results["logits"]
 
     def apply(
         self,
@@ -221,8 +221,8 @@ class Worker(AbstractContextManager["Worker"]):
         models: Mapping[str, Runnable],
         asked: Asked,
         *,
-        seconds: float | None = None,
-        where: str = "",
+        seconds: float | None,
+        where: str,
     ) -> Answer:
         """Call a function of this package in the worker, which can run these models; returns its answer.
 

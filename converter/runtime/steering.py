@@ -113,12 +113,6 @@ class Steering:
 
     def describe(self, info: TensorInfo, tensor: Tensor) -> TensorInfo:
         """The description of an input, with what its readers accept."""
-        met = self._met(tensor)
-        entries, accepts = met.limits()
-        return replace(info, entries=entries, accepts=accepts, near=met.near())
-
-    def _met(self, tensor: Tensor) -> _Met:
-        """The operands that an input's values reach."""
         met = _Met()
 
         def beyond(reached: _Reached) -> Iterator[_Reached]:
@@ -139,7 +133,8 @@ class Steering:
 
         for _ in walked([_Reached(tensor)], beyond):
             pass
-        return met
+        entries, accepts = met.limits()
+        return replace(info, entries=entries, accepts=accepts, near=met.near())
 
     def _places(self, operator: Operator) -> Mapping[Tensor | None, Sequence[int]]:
         """The places of each input of an operator; listed once, because a join may have thousands."""
@@ -229,12 +224,9 @@ def _takes_any(operator: Operator, place: int) -> bool:
     if given.dtype.is_float or given.dtype is DType.BOOL or given.is_quantized:
         return True
     if name in _DIVISIONS:
-        return place == 0 and _is_positive(operator.input(1))
+        divisor = operator.input(1)
+        return place == 0 and divisor.has_numbers and bool(np.all(np.greater(divisor.array(), 0)))
     return name in _ANY_INTEGER
-
-
-def _is_positive(tensor: Tensor) -> bool:
-    return tensor.has_numbers and bool(np.all(np.greater(tensor.array(), 0)))
 
 
 def _results(operator: Operator, place: int, reached: _Reached) -> Iterator[_Reached]:
@@ -301,9 +293,11 @@ def _end_of_updates(table: Tensor, part: Tensor, element: int | None) -> int:
     axes = range(len(table.shape)) if element is None else (element,)
     end = 1
     for axis in axes:
-        if not _size(table, axis) or not _size(part, axis):
+        whole = _size(table, axis)
+        length = _size(part, axis)
+        if not whole or not length:
             return 0
-        end = max(end, _size(table, axis) - _size(part, axis) + 1)
+        end = max(end, whole - length + 1)
     return end
 
 

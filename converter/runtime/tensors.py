@@ -45,8 +45,8 @@ class TensorInfo:
 
     @property
     def is_float(self) -> bool:
-        """True for real or complex numbers that stand for themselves."""
-        return np.dtype(self.dtype).kind in "fc"
+        """True for real numbers that stand for themselves."""
+        return np.dtype(self.dtype).kind == "f"
 
     @property
     def quantized(self) -> bool:
@@ -112,10 +112,9 @@ _ROLES: tuple[tuple[Role, str, str], ...] = (
 def role_of(info: TensorInfo) -> Role:
     """The role of an input, by the signature's name for it, then by the tensor's own name."""
     kind = np.dtype(info.dtype).kind
-    is_index = kind in "iu" and not info.quantized
     for name in (info.name, info.tensor.rsplit("/", 1)[-1]):
         for role, pattern, kinds in _ROLES:
-            fits = role == "mask" or is_index == (role in {"position", "token"})
+            fits = role == "mask" or info.is_plain_integer == (role in {"position", "token"})
             if fits and kind in kinds and re.search(pattern, name.lower()):
                 return role
     return "data"
@@ -133,11 +132,6 @@ def caches_of(signature: SignatureInfo) -> dict[str, TensorInfo]:
     return {info.name: info for info in inputs if role_of(info) == "cache"}
 
 
-def part_of(cache: str) -> str:
-    """The name of the output with only the new keys or values, in exports that return these separately."""
-    return cache.replace("cache", "slice")
-
-
 def growing_axis(cache: TensorInfo, part: TensorInfo) -> int | None:
     """The axis along which new keys or values follow the old ones; None if the shapes do not determine it."""
     if len(cache.shape) != len(part.shape):
@@ -147,7 +141,7 @@ def growing_axis(cache: TensorInfo, part: TensorInfo) -> int | None:
 
 
 def growing_axes(signature: SignatureInfo) -> dict[str, int | None]:
-    """The growing axis of every cache whose new part is separate.
+    """The growing axis of every cache whose new part is separate: an output that is named like it, but `slice`.
 
     If the part is as long as the cache (a prefill of a whole ring buffer), it is that of the other layers' caches.
     """
@@ -155,7 +149,7 @@ def growing_axes(signature: SignatureInfo) -> dict[str, int | None]:
     axes: dict[str, int | None] = {}
     of_kind: dict[str, int] = {}
     for name, cache in caches_of(signature).items():
-        part = parts.get(part_of(name))
+        part = parts.get(name.replace("cache", "slice"))
         if part is not None:
             axis = growing_axis(cache, part)
             axes[name] = axis

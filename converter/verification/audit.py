@@ -48,8 +48,7 @@ class Audit:
         self._impure: set[Operator] = set()
         self._pure_bodies: dict[tuple[Subgraph, ...], bool] = {}
         self._twins: dict[Hashable, Tensor] = {}
-        for graph in model.subgraphs:
-            self._enter(graph.operators)
+        self._enter(model.operators())
 
     def accept(self, rewrite: Rewrite) -> None:
         """Accept the operators of a verified rewrite in place of those that it is about to remove.
@@ -83,9 +82,8 @@ class Audit:
         Raises:
             UnverifiedChangeError: it has any other change.
         """
-        for graph in self._model.subgraphs:
-            for operator in graph:
-                self._compare(operator)
+        for operator in self._model.operators():
+            self._compare(operator)
         for operator in self._impure:
             if operator.subgraph is None and operator in self._accepted:
                 raise _changed(f"{_named(operator)} was removed, although it has side effects")
@@ -188,7 +186,7 @@ def _source(tensor: Tensor | None) -> Source | None:
 
 def _constant(tensor: Tensor) -> Hashable:
     """A constant's bytes if they are few, else their place; None for other tensors."""
-    data = None if tensor.buffer is None or tensor.is_variable else tensor.buffer.data
-    if data is None:
+    data = tensor.data
+    if data is None or tensor.is_variable:
         return None
     return bytes(data.view()) if data.length <= _SMALL else data.key

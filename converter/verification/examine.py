@@ -26,7 +26,7 @@ from edge_opt.verification.extremes import KINDS
 from edge_opt.verification.fraction import FACTOR, shrunk
 from edge_opt.verification.region import Region, Structure, region_of, structure
 from edge_opt.verification.rewrite import Rewrite
-from edge_opt.verification.trial import DRAWS, VERSIONS, Outcome, Trial
+from edge_opt.verification.trial import DRAWS, Outcome, Trial
 from edge_opt.verification.verdict import Proof, Ran
 
 _REFUSED = {"before": "cannot run the region alone", "after": "refuses the new region"}
@@ -212,7 +212,7 @@ def run_versions(
 
     `seconds` and `where` are as for `Worker.apply`. The reason of a refusal starts with `before` or `after`.
     """
-    models = dict(zip(VERSIONS, (before, after), strict=True))
+    models = {"before": before, "after": after}
     (signature,) = describe(load(before)).values()
     return worker.apply(trial.run, models, (signature, asked), seconds=seconds, where=where)
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_opt.ir import Buffer, Model, Operator, Tensor
+from edge_opt.ir import Buffer, Model, Tensor
 from edge_opt.ir.refusal import RefusedError, Why
 from edge_opt.schema.data import Data
 from edge_opt.shapes.inference import check_operators
@@ -25,15 +25,12 @@ _LONG = 64
 def shrunk(model: Model) -> Model:
     """A copy of the model at a fraction of its lengths; RefusedError if its sizes do not divide, or then do not fit."""
     model = deepcopy(model)
-    operators: list[Operator] = []
-    for graph in model.subgraphs:
-        operators += graph
-        for tensor in graph.tensors:
-            shape = tuple(map(_shorter, tensor.shape))
-            if tensor.is_constant:
-                tensor.buffer = _part(tensor, shape)
-            tensor.shape = shape
-    for operator in operators:
+    for tensor in model.tensors():
+        shape = tuple(map(_shorter, tensor.shape))
+        if tensor.is_constant:
+            tensor.buffer = _part(tensor, shape)
+        tensor.shape = shape
+    for operator in model.operators():
         options = operator.options
         if options is None or options.fields.get("new_shape") is None:
             continue
@@ -41,7 +38,7 @@ def shrunk(model: Model) -> Model:
         operator.options = options.copy()
         operator.options.set("new_shape", np.array(sizes, np.int32))
     # XNNPACK does not check that a RESHAPE of a constant stays within its bytes.
-    check_operators(operators, model.subgraphs)
+    check_operators(list(model.operators()), model.subgraphs)
     return model
 
 

@@ -5,7 +5,7 @@ from collections.abc import Collection, Hashable
 
 from edge_opt.ir import Tensor
 from edge_opt.ir.refusal import RefusedError, Why
-from edge_opt.ir.walk import reads, with_called
+from edge_opt.ir.walk import makers_of, reads, with_called
 from edge_opt.shapes.inference import check_operators
 from edge_opt.targets import Target
 from edge_opt.verification.rewrite import Rewrite
@@ -56,7 +56,7 @@ def check_frame(rewrite: Rewrite) -> None:
 def _defined(rewrite: Rewrite) -> Collection[Tensor]:
     """Tensors that the new region defines, each once, from constants and the old region's inputs."""
     known = set(reads(rewrite.old))
-    own = {tensor for operator in rewrite.old for tensor in operator.outputs}
+    own = makers_of(rewrite.old)
     for tensor in reads(rewrite.new):
         if tensor not in known and not tensor.is_constant:
             raise RefusedError(

@@ -59,8 +59,7 @@ class Region:
         """The operator that optimized kernels round by shape, if bits must be equal; empty if there is none."""
         if not isinstance(self.check, Exact):
             return ""
-        graphs = [*self.before.subgraphs, *self.after.subgraphs]
-        return rounded_by_shape(chain.from_iterable(graphs))
+        return rounded_by_shape(chain(self.before.operators(), self.after.operators()))
 
 
 def multiply_adds(model: Model) -> int:
@@ -76,7 +75,7 @@ def multiply_adds(model: Model) -> int:
     return total
 
 
-def region_of(rewrite: Rewrite, check: Check, name: str, seed: int = 0) -> Region:
+def region_of(rewrite: Rewrite, check: Check, name: str, seed: int) -> Region:
     """Cut out both versions of a rewritten region; for a `Table`, its reference takes the old version's place."""
     if isinstance(check, Table) and check.reference is not None:
         before, after = _with_reference(rewrite, check.reference)
@@ -230,10 +229,9 @@ def _places(tensors: Iterable[Tensor | None], places: Mapping[Tensor, int]) -> H
 def _computing(model: Model) -> set[Hashable]:
     """The operators that do more than move data, with their options."""
     found: set[Hashable] = set()
-    for graph in model.subgraphs:
-        for operator in graph:
-            options = operator.options
-            is_clipped = options is not None and options.fields.get("fused_activation_function")
-            if operator.name not in _MOVES or is_clipped:
-                found.add((operator.code, key_of(options)))
+    for operator in model.operators():
+        options = operator.options
+        is_clipped = options is not None and options.fields.get("fused_activation_function")
+        if operator.name not in _MOVES or is_clipped:
+            found.add((operator.code, key_of(options)))
     return found

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from edge_opt.attention.factors import Factored
 from edge_opt.ir import Model, Operator, Subgraph, Tensor
-from edge_opt.ir.walk import is_pure, needed_for, places, producers, read_outside, reads
+from edge_opt.ir.walk import is_pure, makers_of, needed_for, places, producers, read_outside, reads
 
 if TYPE_CHECKING:
     from edge_opt.verification.check import Check
@@ -50,7 +50,7 @@ class Rewrite:
     def outputs(self) -> tuple[Tensor, ...]:
         """Tensors of the old region that operators outside or the graph's caller read."""
         inside = set(self.old)
-        made = (tensor for operator in self.old for tensor in operator.outputs)
+        made = makers_of(self.old)
         return tuple(tensor for tensor in made if read_outside(self.subgraph, tensor, inside))
 
     def changed(self) -> tuple[Tensor, ...]:

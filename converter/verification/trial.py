@@ -18,8 +18,6 @@ from edge_opt.runtime.protocol import Array, DeclinedError, RunModel
 from edge_opt.runtime.tensors import Kernels, SignatureInfo
 from edge_opt.verification.extremes import extreme
 
-VERSIONS = ("before", "after")
-
 SCALES = (1.0, 0.5, 0.25, 0.125, 0.03125, 0.0078125)
 """Fractions of their range that the operands of a quantized region fill, one per run.
 
@@ -98,7 +96,7 @@ def run(asked: tuple[SignatureInfo, Trial], run_model: RunModel) -> Outcome:
         results = pair.compare(arrays)
         reasons.append(shows_nothing(results, request.parts, request.limits))
         if len(request.scales) > 1 and _operands(plans):
-            nudged = run_model(VERSIONS[0], pair.kernels[0], _nudged(plans, arrays))
+            nudged = run_model("before", pair.kernels[0], _nudged(plans, arrays))
             changed.append(_count_changed(results, nudged))
     # The first runs are one for each scale; later ones have other integers.
     changed = changed[: len(request.scales)]
@@ -138,14 +136,14 @@ class _Pair:
         valid = [array.clip(0, every - 1) for array in arrays] if every else arrays
         for kernels in tuple(self.kernels):
             try:
-                old = self.run_model(VERSIONS[0], kernels, valid)
+                old = self.run_model("before", kernels, valid)
             except DeclinedError:
                 ran_before = kernels in self.found.get("", {})
                 if ran_before or self.kernels == [kernels]:
                     raise
                 self.kernels.remove(kernels)
                 continue
-            new = self.run_model(VERSIONS[1], kernels, arrays)
+            new = self.run_model("after", kernels, arrays)
             self._note(kind, kernels, self._differences(old, new))
             results.append(old)
         return results[0]

@@ -11,8 +11,8 @@ Otherwise the difference passes through the rest of the network, and a tolerance
   may differ by the same fraction of their range.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from edge_opt.base.record import Record
@@ -20,7 +20,7 @@ from edge_opt.base.words import Progress, many
 from edge_opt.comparison.compare import compare
 from edge_opt.comparison.findings import SignatureComparison
 from edge_opt.ir import DType, Model, Operator, Subgraph
-from edge_opt.ir.opening import ModelLike
+from edge_opt.ir.opening import ModelLike, Part
 from edge_opt.runtime.metrics import Tolerance
 from edge_opt.verification.check import ROUNDING, Exact
 from edge_opt.verification.verdict import Verdict
@@ -88,52 +88,55 @@ def _distance(steps: int, relative: float) -> str:
     return f"{in_steps}{relative:.2g} of the range"
 
 
-def compare_whole(
-    before: ModelLike,
-    after: ModelLike,
-    model: Model,
-    converted: Mapping[str, Sequence[Verdict]],
-    progress: Progress | None = None,
-) -> dict[str, WholeSignature]:
-    """Compare the entry points of a model before and after; those that a pass changes on purpose are left out.
+Sites = Mapping[Subgraph, Sequence[Verdict]]
+"""The converted sites of each graph of an entry point."""
 
-    `model` is the converted one, loaded; `converted` has the converted sites of each of its entry points.
-    """
-    changed = changed_on_purpose(model, converted)
-    compared = [name for name in converted if name not in changed]
-    if not compared:
-        return {}
-    allowed = allowances(model, converted)
-    wanted = None if len(compared) == len(converted) else compared
-    report = compare(before, after, signatures=wanted, locate=False, progress=progress)
-    found: dict[str, WholeSignature] = {}
-    for comparison in report.signatures:
-        # A model without signatures is compared as `main`, whatever its subgraph is called.
-        name = comparison.name if model.signatures else compared[0]
-        found[name] = WholeSignature(name, allowed[name], comparison)
+
+def by_graph(part: Part, converted: Iterable[Verdict]) -> Sites:
+    """The sites of one model by their graph, which entry points may share."""
+    graphs = {part.signature(name): graph for name, graph in part.model.entry_points()}
+    found: dict[Subgraph, list[Verdict]] = {graph: [] for graph in graphs.values()}
+    for verdict in converted:
+        if verdict.signature in graphs:
+            found[graphs[verdict.signature]].append(verdict)
     return found
 
 
-def changed_on_purpose(model: Model, converted: Mapping[str, Sequence[Verdict]]) -> list[str]:
+def changed_on_purpose(model: Model, sites: Sites) -> list[str]:
     """Entry points whose graph has a site that was compared with something else, because the old region was wrong."""
-    graphs = dict(model.entry_points())
-    changed: set[Subgraph] = set()
-    for name, verdicts in converted.items():
-        for verdict in verdicts:
-            if verdict.proof is not None and verdict.proof.check.changes_results:
-                changed.add(graphs[name])
-    return [name for name in converted if graphs[name] in changed]
-
-
-def allowances(model: Model, converted: Mapping[str, Sequence[Verdict]]) -> dict[str, Allowance]:
-    """Return the allowance of each entry point of a converted model, from the sites that were converted in it."""
-    found: dict[Subgraph, list[Verdict]] = defaultdict(list)  # entry points may share a graph
+    changed: list[str] = []
     for name, graph in model.entry_points():
-        found[graph] += converted.get(name, ())
-    return {name: _allowance(found[graph], graph) for name, graph in model.entry_points()}
+        proofs = [verdict.proof for verdict in sites[graph] if verdict.proof is not None]
+        if any(proof.check.changes_results for proof in proofs):
+            changed.append(name)
+    return changed
 
 
-def _allowance(converted: Sequence[Verdict], graph: Subgraph) -> Allowance:
+def compare_whole(
+    before: ModelLike, after: ModelLike, model: Model, sites: Sites, progress: Progress | None
+) -> list[WholeSignature]:
+    """Compare the entry points of a model before and after; those that a pass changes on purpose are left out.
+
+    `model` is the converted one, loaded.
+    """
+    graphs = dict(model.entry_points())
+    changed = changed_on_purpose(model, sites)
+    compared = [name for name in graphs if name not in changed]
+    if not compared:
+        return []
+    wanted = compared if changed else None
+    report = compare(before, after, signatures=wanted, locate=False, progress=progress)
+    found: list[WholeSignature] = []
+    for comparison in report.signatures:
+        # A model without signatures is compared as `main`, whatever its subgraph is called.
+        name = comparison.name if model.signatures else compared[0]
+        allowed = allowance(sites[graphs[name]], graphs[name])
+        found.append(WholeSignature(name, allowed, comparison))
+    return found
+
+
+def allowance(converted: Sequence[Verdict], graph: Subgraph) -> Allowance:
+    """The allowance of the entry points that run a graph, from the sites that were converted in it."""
     counts: Counter[str] = Counter()
     error = 0.0
     for verdict in converted:
