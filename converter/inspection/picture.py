@@ -11,7 +11,7 @@ from edge_opt.conversion import ConversionResult
 from edge_opt.ir import Model, Operator, Tensor
 from edge_opt.ir.composites import composite_name
 from edge_opt.ir.text import operator_text
-from edge_opt.ir.walk import backward_slice, depth_first, makers_of, reads
+from edge_opt.ir.walk import backward_slice, makers_of, reads, topological, walked
 
 _LEAST = 4  # operators of a head that is worth hiding
 
@@ -103,7 +103,7 @@ def find_example(result: ConversionResult) -> Example | None:
 
     for site in sorted(result.converted, key=lambda site: (site.heads or 0) < 2):
         results = [one for one in makers_of(site.replaced) if one.producer is not None]
-        before = depth_first([makers[tensor] for tensor in results], above)
+        before = topological(walked([makers[tensor] for tensor in results], above))
         after = backward_slice(results, reads(before))[0]
         if before and after:
             graph = next(iter(after)).subgraph
