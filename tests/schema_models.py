@@ -7,10 +7,15 @@ from typing import Any
 import flatbuffers
 import numpy as np
 from ai_edge_litert import schema_py_generated as tfl
-from make_tables import DEPRECATED
 
 from edge_opt.schema import TABLES, Data, Table, model_bytes, new_table
 from edge_opt.schema.table import STORED_AFTER
+
+_DEPRECATED = {
+    "ResizeBilinearOptions": ("new_height", "new_width"),
+    "SignatureDef": ("deprecated_tag",),
+}
+"""Table -> its fields that the bindings do not read any more."""
 
 
 def pack(model: Any) -> bytes:
@@ -166,7 +171,7 @@ def plain(item: Any) -> Any:
 def as_bindings(item: Any) -> Any:
     """A table as `plain` gives what the bindings read: every field, with where bytes lie that are behind the tables."""
     if isinstance(item, Table):
-        unknown = [name for name, *_ in DEPRECATED.get(item.name, ())]
+        unknown = _DEPRECATED.get(item.name, ())
         fields = {
             name: as_bindings(item.get(name)) for name in item.spec.by_name if name not in unknown
         }
