@@ -101,6 +101,25 @@ def test_quantized_values_are_compared_as_codes_and_as_real_numbers(
     )
 
 
+@pytest.mark.parametrize(
+    ("tolerance", "permitted"),
+    [
+        (Tolerance(steps=24, relative=0.1), False),
+        (Tolerance(rtol=1e-3), False),
+        (Tolerance(atol=1), False),
+        (Tolerance(atol=2), True),
+    ],
+)
+def test_no_rounding_makes_one_token_another(tolerance: Tolerance, permitted: bool) -> None:
+    tokens = tensor("token", 1, dtype="int32")
+    a, b = np.array([151643], np.int32), np.array([151645], np.int32)
+    found = measure(a, b, quantized_a=tokens, quantized_b=tokens, tolerance=tolerance)
+    assert tolerance.permits(found) is found.equal is permitted
+    codes = quantized("int32", 0.5)
+    found = measure(a, b, quantized_a=codes, quantized_b=codes, tolerance=tolerance)
+    assert tolerance.permits(found), "real numbers, two steps of 0.5 apart"
+
+
 def test_nothing_to_compare_is_equal() -> None:
     empty = np.zeros((0, 4), np.float32)
     found = measure(empty, empty, logits=True)

@@ -32,7 +32,8 @@ class Tolerance(Record):
     """How far results may be apart; by default not at all, so their bits must be equal.
 
     One of these suffices: at most `steps` quantization steps; `relative` to the largest value; or
-    |a-b| <= atol + rtol*|a| for every element.
+    |a-b| <= atol + rtol*|a| for every element. Of integers that stand for themselves, such as token IDs, only `atol`
+    permits a difference: they have no rounding.
     """
 
     relative: float = 0.0
@@ -44,10 +45,11 @@ class Tolerance(Record):
         """True if a difference, which `measure` found with this tolerance, is within it."""
         if found.bitwise:
             return True
-        if self.steps and found.steps is not None and found.steps <= self.steps:
-            return True
-        if self.relative and found.max_rel <= self.relative:
-            return True
+        if not found.plain:
+            if self.steps and found.steps is not None and found.steps <= self.steps:
+                return True
+            if self.relative and found.max_rel <= self.relative:
+                return True
         return self.atol + self.rtol > 0 and found.outside == 0  # never with NaN
 
 
@@ -62,7 +64,8 @@ class Difference(Record):
     |a-b| > atol + rtol*|a|. `max_abs` is infinite if only one of two values is NaN or infinite; `worst` is its index,
     with both values. `max_rel` is `max_abs` over `largest`, the largest finite |a|. `steps` is the largest difference
     of integers with equal quantization. `kl` (nats) and `top1` are means over rows of logits; of several runs, the
-    worst. `powers` are sums of squares: of `a`, and of the difference.
+    worst. `powers` are sums of squares: of `a`, and of the difference. `plain`: the elements are integers that stand
+    for themselves.
     """
 
     elements: int = 0
@@ -77,9 +80,10 @@ class Difference(Record):
     kl: float | None = None
     top1: float | None = None
     powers: tuple[float, float] = (0.0, 0.0)
+    plain: bool = False
 
     _properties = ("bitwise", "equal", "max_rel", "snr_db")
-    _left_out = ("powers",)
+    _left_out = ("powers", "plain")
 
     @property
     def bitwise(self) -> bool:
@@ -125,11 +129,14 @@ def measure(
     one = np.ascontiguousarray(a).reshape(-1)
     other = np.ascontiguousarray(b).reshape(-1)
     infos = (quantized_a, quantized_b)
+    plain = quantized_a is not None and quantized_a.is_plain_integer
+    if plain:
+        tolerance = replace(tolerance, rtol=0.0)
     pieces: list[Difference] = []
     for begin in range(0, max(one.size, 1), _PIECE):
         at = slice(begin, begin + _PIECE)
         pieces.append(_of_piece(one[at], other[at], infos, begin, tolerance))
-    found = reduce(merge, pieces)
+    found = replace(reduce(merge, pieces), plain=plain)
     if found.worst is not None:
         found = replace(found, worst=tuple(map(int, np.unravel_index(found.worst[0], a.shape))))
     if quantized_a and quantized_b and quantized_a.quantization != quantized_b.quantization:
