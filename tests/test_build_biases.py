@@ -129,6 +129,16 @@ def test_a_bias_that_the_exported_model_does_not_have_stays_and_is_named(
 
 
 @pytest.mark.slow
+def test_a_clipped_bias_with_an_axis_of_size_1_stays() -> None:
+    """TFLite accepts `[1,N]`, but its scales would not be those of rows."""
+    model = quantized()
+    source = exported()
+    for graph in (*model.subgraphs, *source.subgraphs):
+        (product,) = graph
+        product.input(2).shape = (1, ROWS)
+    assert restore_clipped(model, source) == ""
+
+
 def test_the_quantizer_clips_biases_and_they_are_restored(tmp_path: Path) -> None:
     quantizer = pytest.importorskip(
         "ai_edge_quantizer.quantizer", reason="pip install '.[quantizer]'"

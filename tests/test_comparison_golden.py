@@ -252,6 +252,32 @@ def test_a_missing_or_broken_file_is_one_typed_error(recorded: Path, monkeypatch
             continue
 
 
+def test_a_file_whose_signatures_have_more_calls_than_fit_in_memory_is_refused_at_once(
+    recorded: Path, monkeypatch: Patch
+) -> None:
+    """A hundred signatures that keep state call each other 10,000 times, with as many outputs each."""
+
+    def edit(meta: Any, _: Any) -> None:
+        (one,) = meta["signatures"]
+        outputs = [one["outputs"][0] | {"name": f"y{place}"} for place in range(100)]
+        several = {"keeps_state": True, "outputs": outputs}
+        meta["signatures"] = [one | several | {"name": f"s{place}"} for place in range(100)]
+
+    listed: list[object] = []
+    places = golden._recorded
+
+    def counted(signatures: Any) -> Any:
+        for place in places(signatures):
+            listed.append(place)
+            yield place
+
+    rewrite(recorded, edit)
+    monkeypatch.setattr(golden, "_recorded", counted)
+    with pytest.raises(GoldenError, match="its outputs are not complete"):
+        golden._read(recorded)
+    assert len(listed) < 1000
+
+
 @pytest.mark.parametrize(
     "edit",
     [
@@ -261,6 +287,9 @@ def test_a_missing_or_broken_file_is_one_typed_error(recorded: Path, monkeypatch
         lambda meta, _: meta.update(rtol=-1.0),
         lambda meta, _: meta.update(kind=["edge-opt golden", 99, 0]),
         lambda meta, _: meta["signatures"][0].update(inputs=7),
+        lambda meta, _: meta["signatures"][0]["inputs"][0].update(dtype="complex64"),
+        lambda meta, _: meta["signatures"][0]["inputs"][0].update(dtype="bytes"),
+        lambda meta, _: meta["signatures"][0]["outputs"][0].update(dtype="foo"),
         lambda meta, _: meta["outputs"].pop(),
         lambda _, contents: contents.pop("arr_0"),
         lambda _, contents: contents.update({"arr_0": np.zeros(1, np.float32)}),

@@ -24,6 +24,7 @@ import edge_opt
 from edge_opt.comparison import golden
 from edge_opt.conversion import ConversionResult, SitesSkippedError, convert
 from edge_opt.ir import DType, load
+from edge_opt.ir.parse import parse
 from edge_opt.runtime import runner
 from edge_opt.runtime.description import describe
 from edge_opt.runtime.inputs import array_of, plan
@@ -56,6 +57,29 @@ def test_a_signature_is_run_on_inputs_by_name(
     worker: Worker, signature: str | None, kernels: runner.Kernels, inputs: dict[str, np.ndarray]
 ) -> None:
     assert np.array_equal(worker.run(models.adder(), signature, inputs, kernels)["z"], 11 * X)
+
+
+@pytest.mark.parametrize("key", ["main", ""])
+@pytest.mark.parametrize("kernels", ["xnnpack", "reference"])
+def test_a_variable_tensor_is_0_at_first_and_keeps_its_state_between_calls(
+    worker: Worker, key: str, kernels: runner.Kernels
+) -> None:
+    """LiteRT allocates it with the other tensors, after the model is opened."""
+    ones = "splat 1.0"
+    model = parse(f"""subgraph main (%x: float32[1,4], %state: float32[1,6]) {{
+      %y: float32[1,2] = SVDF(%x, float32[2,4]{{{ones}}}, float32[2,3]{{{ones}}}, none, %state) {{rank: 1}}
+      return %y
+    }}""")
+    (graph,) = model.subgraphs
+    graph.inputs.pop().is_variable = True
+    written = models.signed(model, key)
+    (signature,) = describe(load(written)).values()
+    calls = [(signature.name, plan(signature))] * 3
+    one, two, three = (outputs["y"] for outputs in worker.run_calls(written, calls, kernels))
+    assert signature.keeps_state
+    assert np.all(one != 0)
+    np.testing.assert_allclose(two, 2 * one, rtol=1e-6)
+    np.testing.assert_allclose(three, 3 * one, rtol=1e-6)
 
 
 def test_a_model_without_signatures_is_run_as_main_and_bytes_go_through_a_file_that_is_removed(

@@ -140,7 +140,7 @@ def _before(bias: Tensor, exported: Subgraph | None) -> Floats | None:
 
 def _is_stored(real: Floats, bias: Tensor) -> bool:
     """True if a stored bias is this one, to one of its steps, where it is not clipped."""
-    if real.shape != bias.shape:
+    if real.shape != bias.shape or len(bias.shape) != 1:
         return False
     steps = row_scales(bias).astype(np.float64)
     stored = np.asarray(bias.array()) * steps

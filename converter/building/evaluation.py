@@ -262,8 +262,9 @@ def score(job: Job, progress: Progress) -> Values:
                 known = [token for token in zip(*found, strict=True) if None not in token]
                 tokens += known
                 lengths.append(len(known))
-            expected, *others = np.reshape(tokens, (-1, len(job.inputs))).T.tolist()
-            # Of the ratio of each bundle, by tokens.
+            by_model = np.reshape(tokens, (-1, len(job.inputs))).T
+            expected, *others = by_model.tolist()
+            # The largest standard error, by tokens, of a bundle's ratio to the checkpoint.
             if expected and max(ratio_of(own, expected)[1] for own in others) <= ERROR:
                 break
     if not lengths:

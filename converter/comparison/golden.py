@@ -12,6 +12,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,7 +35,7 @@ from edge_opt.runtime import noise
 from edge_opt.runtime.description import describe
 from edge_opt.runtime.inputs import Planned, array_of, converted, integer_remarks
 from edge_opt.runtime.metrics import Tolerance
-from edge_opt.runtime.protocol import Array
+from edge_opt.runtime.protocol import KINDS, Array
 from edge_opt.runtime.runner import Worker
 from edge_opt.runtime.tensors import SignatureInfo, TensorInfo
 
@@ -363,7 +364,16 @@ def _checked(
     checked_numbers(golden.seed, golden.atol, golden.rtol)
     if len(golden.signatures) > _MAX_SIGNATURES:
         raise GoldenError(f"it has more than {_MAX_SIGNATURES} signatures")
-    places = list(_recorded(golden.signatures))
+    for signature in golden.signatures:
+        for info in signature.inputs:
+            if np.dtype(info.dtype).kind not in KINDS:
+                raise GoldenError(
+                    f"no numbers can be drawn for its input '{info.name}', {info.dtype}"
+                )
+        for info in signature.outputs:
+            np.dtype(info.dtype)  # raises TypeError if numpy has none of that name
+    # One more than there are, if so many: a file may name signatures for more calls than fit in memory.
+    places = list(islice(_recorded(golden.signatures), len(golden.outputs) + 1))
     if not len(places) == len(golden.outputs) == len(samples):
         raise GoldenError("its outputs are not complete")
     outputs = zip(golden.outputs, samples, strict=True)

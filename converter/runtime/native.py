@@ -67,7 +67,7 @@ def main() -> None:
 
 
 class Session:
-    """A model that stays loaded while its signatures are run; its variables are reset only when it is opened.
+    """A model that stays loaded while its signatures are run: its variables are 0 at first, and keep their values.
 
     A model without signatures has subgraph 0 as `main`. Opening it allocates nothing.
 
@@ -82,7 +82,6 @@ class Session:
         )
         with _refusals(where):
             interpreter = Interpreter(**source, experimental_op_resolver_type=_RESOLVERS[kernels])
-            interpreter.reset_all_variables()
             keys = list(interpreter.get_signature_list())
             self._runners = {key: interpreter.get_signature_runner(key) for key in keys}
             self._runners = self._runners or {MAIN: _Main(interpreter)}
