@@ -391,6 +391,7 @@ REFUSED = {
     "": "line 1, at the end: the model is invalid: Model.subgraphs: expected at least one subgraph",
     "graph main": "line 1, at 'graph': expected signature or subgraph",
     body("%y: float32[4] = ABS(%q)"): "line 2, at .*: %q is not defined",
+    body("%y: float32[4] = ABS(%y)"): "line 2, at .*: %y is not defined",
     body("%x: float32[4] = ABS(%x)"): "line 2, at .*: %x is defined twice",
     body("%y: float32[4] = ABSURD(%x)"): "line 2, at .*: ABSURD is not an operator",
     body("%y: float99[4] = ABS(%x)"): "line 2, at .*: float99 is not a type",
@@ -403,6 +404,7 @@ REFUSED = {
     ): "line 2, at .*: 2 numbers for 3 elements",
     body("%y: float32[4] = ADD(%x, float32(1e39))"): "line 2, at .*: overflow",
     body("%y: float32[4] = ADD(%x, int8(128))"): "line 2, at .*: .*out of bounds",
+    body("constant %c = int8{128}"): "line 2, at .*: .*out of bounds",
     body("%y: float32[4] = ADD(%x, int4{1})"): "line 2, at .*: numbers of int4 cannot be written",
     body("%y: float32[4] = ADD(%x, float32{splat 1})"): "line 2, at .*: expected a shape in front",
     body(
@@ -416,6 +418,8 @@ REFUSED = {
     body(
         "%y: int8[2,1] = ABS(int8[2,1]{1, 2} q(2 scales, axis 0))"
     ): "line 2, at .*: the scales are not in the text",
+    body("%y: int8[1] q(0.1, 0, 1) = ABS(int8{1})"): r"line 2, at '1': expected \)",
+    body("%y: int8[1] q(0.1, 0, axis 0, axis 0) = ABS(int8{1})"): r"line 2, at ',': expected \)",
     body('%y: float32[4] = ABS(%x, "%y)'): r"line 2, at .\"%y\).: expected name",
     body("%y: float32[4] = SOFTMAX(%x) {beta: 1, beta: 2}"): "line 2, at .*: beta is given twice",
     "signature a = #0 (x=%x, x=%x) -> ()\n" + body(result="%x"): "line 1, at .*: x is given twice",

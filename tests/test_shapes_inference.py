@@ -79,6 +79,9 @@ def test_a_recorded_shape_that_is_a_lie_is_found_and_what_follows_from_it() -> N
     assert second == Disagreement("main", "y", "1 (RELU)", (2, 4), (2, 3), second.reason)
     assert "it follows from tensor 'lie'" in second.reason
     assert second.to_dict()["recorded"] == [2, 4]
+    model.subgraphs[0].operators[0].options = new_table("AddOptions")
+    model.subgraphs[0].operators[0].code = model.operator_code("SQUEEZE")
+    assert "it has AddOptions, expected SqueezeOptions" in infer_shapes(model)[0].reason
 
 
 def test_operands_that_cannot_go_together_are_reported_once(snapshot: SnapshotAssertion) -> None:
@@ -118,6 +121,28 @@ def test_an_unranked_tensor_is_not_a_scalar() -> None:
     assert len(infer_shapes(model)) == 1
     graph.inputs[0].table.set("has_rank", False)
     assert (infer_shapes(model), report_of(model).unknown) == ([], 1)
+
+
+def test_a_constant_whose_bytes_do_not_fill_its_shape_is_found() -> None:
+    """The reader refuses such a file; a rewrite may still make one."""
+    model = parse(
+        "subgraph main (%x: float32[2]) { %y: float32[2] = ADD(%x, float32{1, 2}) return %y }"
+    )
+    next(tensor for tensor in model.subgraphs[0].tensors if tensor.is_constant).shape = (2, 3)
+    assert "needs 24 bytes, its buffer holds 8" in str(infer_shapes(model)[0])
+
+
+def test_a_masked_bound_of_a_strided_slice_may_be_unknown() -> None:
+    model = parse("""
+    subgraph main (%x: float32[?,3], %bounds: int32[2]) {
+      %begin: float32[?,3] = STRIDED_SLICE(%x, %bounds, int32{0, 3}, int32{1, 1}) {begin_mask: 2}
+      %end: float32[?,3] = STRIDED_SLICE(%x, int32{0, 0}, %bounds, int32{1, 1}) {end_mask: 2}
+      %both: float32[?,3] = STRIDED_SLICE(%x, %bounds, %bounds, int32{1, 1}) {begin_mask: 2, end_mask: 2}
+      return %begin, %end, %both
+    }
+    """)
+    report = report_of(model)
+    assert [report.shapes[tensor] for tensor in model.subgraphs[0].outputs] == [(-1, 3)] * 3
 
 
 def test_a_composite_that_is_entered_with_another_shape_is_found() -> None:

@@ -10,7 +10,7 @@ import base64
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -324,11 +324,11 @@ class _Reading:
         fields: dict[str, Any] = {"scale": self._numbers(DType.FLOAT32)}
         if self._takes("scales"):
             raise ValueError("the scales are not in the text, only their number")
-        while self._takes(","):
-            if self._takes("axis"):
-                fields["quantized_dimension"] = self._integer()
-            else:
-                fields["zero_point"] = self._numbers(DType.INT64)
+        if self._takes(",") and not self._sees("axis"):
+            fields["zero_point"] = self._numbers(DType.INT64)
+            self._takes(",")
+        if self._takes("axis"):
+            fields["quantized_dimension"] = self._integer()
         self._next(")")
         return Quantization(new_table("QuantizationParameters", **fields))
 
@@ -350,7 +350,7 @@ class _Reading:
             raise ValueError(f"{name} is not an operator")
         custom = self._name() if name == "CUSTOM" else None
         self._next("(")
-        inputs = self._until(")", self._argument)
+        inputs = self._until(")", lambda: self._argument(outputs))
         code = OperatorCode(BUILTIN_OPERATORS[name], usual_version(name, inputs, outputs), custom)
         kind = KINDS[name].options
         options = None if kind is None or name == "CUSTOM" else new_table(kind)
@@ -358,9 +358,13 @@ class _Reading:
             self._until("}", lambda: self._option(options))
         self._graph.append(Operator(code, inputs, outputs, options))
 
-    def _argument(self) -> Tensor | None:
+    def _argument(self, results: Sequence[Tensor]) -> Tensor | None:
+        """An operand; it cannot be one of the operator's own results."""
         if self._sees("tensor"):
-            return self._known()
+            tensor = self._known()
+            if tensor in results:
+                raise ValueError(f"%{tensor.name} is not defined")
+            return tensor
         return None if self._takes("none") else self._constant()
 
     def _option(self, options: Table | None) -> None:
@@ -394,22 +398,24 @@ class _Reading:
             seed = self._integer()
             usual = f"seed_{seed}"
             array = random_numbers(seed, dtype, self._count(dtype, shape))
-            self._next(end)
         elif self._takes("splat"):
             count = self._count(dtype, shape)
             array = np.array([self._number(dtype)], _stored(dtype)).repeat(count)
-            self._next(end)
         elif self._takes("..."):
             title = f"{dtype}{list(shape or ())}"
             remedy = 'print it with constants="full", or write {seed 1}'
             raise ValueError(f"the numbers of constant {title} are not in the text: {remedy}")
         else:
-            numbers = self._until(end, lambda: self._number(dtype))
+            numbers: list[float] = []
+            while not self._sees(end):
+                numbers.append(self._number(dtype))
+                self._takes(",")
             array = np.array(numbers, _stored(dtype))
         if shape is None:  # a vector; `_count` refuses the other forms without a shape
             shape = array.shape
         if array.size != math.prod(shape):
             raise ValueError(f"{array.size} numbers for {math.prod(shape)} elements")
+        self._next(end)  # errors in the numbers name their line, not the next one
         buffer = Buffer(Data(array.tobytes()))
         made = Tensor(name or usual, shape, dtype, quantization=self._parameters(), buffer=buffer)
         self._model.buffers.append(buffer)

@@ -351,7 +351,9 @@ def _strided_index(
         # With a negative stride the runtime reads uninitialized memory.
         call.expect(stride is None or stride > 0, f"a positive stride at index {place}")
         return 0 if is_set("begin") or begin is None else begin
-    if begin is None or end is None or stride is None:
+    knows_begin = is_set("begin") or begin is not None
+    knows_end = is_set("end") or end is not None
+    if stride is None or not knows_begin or not knows_end:
         return _UNKNOWN
     return slice(None if is_set("begin") else begin, None if is_set("end") else end, stride)
 

@@ -26,8 +26,8 @@ from edge_opt.shapes.rules import RULES, Call, Fact, UnknownError, recorded_fact
 class Disagreement(Record):
     """A tensor whose recorded shape differs from what its operator gives.
 
-    `operator` is its index and name, "34 (BATCH_MATMUL)", "" for an input. `inferred` is None if the operator's
-    inputs do not fit together.
+    `operator` is its index and name, "34 (BATCH_MATMUL)", "" for an input or a constant. `inferred` is None if the
+    operator's inputs do not fit together.
     """
 
     subgraph: str
@@ -87,6 +87,12 @@ def shape_report(
         given[tensor] = Fact(as_shape(shape, f"tensor '{tensor.name}'"))
     walk = _Walk(model)
     graphs = model.subgraphs
+    # The reader refuses such files, but a model in memory may have been edited.
+    for graph in graphs:
+        for tensor in graph.tensors:
+            reason = tensor.wrong_size
+            if reason is not None:
+                walk.report(graph, "", tensor, None, f"tensor '{tensor.name}': {reason}")
     # Subgraphs that operators call come last: by then most were walked with their callers' shapes.
     called = called_by(chain.from_iterable(graphs), graphs)
     for graph in sorted(graphs, key=called.__contains__):
@@ -130,9 +136,12 @@ def infer_operator(
         return unknown if entered is None or len(entered) != len(unknown) else entered
     if op.name not in RULES:
         return unknown
-    reason = KINDS[op.name].misfit(op.inputs, op.outputs)
+    kind = KINDS[op.name]
+    reason = kind.misfit(op.inputs, op.outputs)
     if reason is not None:
         raise ShapeError(f"it {reason}")
+    if op.options is not None and kind.options not in (None, op.options.name):
+        raise ShapeError(f"it has {op.options.name}, expected {kind.options}")
     call = Call(op, inputs)
     try:
         shapes = RULES[op.name](call)
