@@ -115,6 +115,8 @@ def test_the_libraries_are_found_by_environment_and_without_them_the_error_says_
         CompilerMissingError, match=r"folder \S+missing does not exist: give the folder of"
     ):
         find_libraries(tmp_path / "missing")
+    with pytest.raises(CompilerMissingError, match=r"is a file, not a folder: give the folder of"):
+        find_libraries(model)
     refused = run(capsys, "profile", model)
     assert (refused.code, len(refused.err.splitlines())) == (UsageError.exit_code, 1)
     for flag in ("foo", "--", "-O2"):

@@ -237,6 +237,8 @@ class Backend(ABC):
         for place in self.places(compiler.chip):
             for found in sorted(Path(root).glob(f"{place}/{self.library}")):
                 return found.parent.resolve()
+        if Path(root).is_file():
+            raise CompilerMissingError(f"{root} is a file, not a folder: {self.how_to_get}")
         if not Path(root).is_dir():
             raise CompilerMissingError(f"folder {root} does not exist: {self.how_to_get}")
         raise CompilerMissingError(
