@@ -4,11 +4,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from bundles import bundle, model_part
 from cli_runs import DEMO, QUANTIZED, Captured, Patch, run
+from proof_models import tensor
 
 from edge_opt import convert, load
+from edge_opt.comparison.findings import SignatureComparison, measured
 from edge_opt.conversion import ConversionResult, DifferenceFoundError
 from edge_opt.inspection import conversion_report
 from edge_opt.ir import Model, Operator, Quantization, Tensor, save, to_bytes
@@ -28,7 +31,13 @@ from edge_opt.passes import (
     mha_to_sha,
 )
 from edge_opt.verification.examine import Verifier
-from edge_opt.verification.whole import Allowance, allowance, by_graph, changed_on_purpose
+from edge_opt.verification.whole import (
+    Allowance,
+    WholeSignature,
+    allowance,
+    by_graph,
+    changed_on_purpose,
+)
 
 
 @pytest.fixture(scope="module")
@@ -196,6 +205,17 @@ def test_an_output_of_more_bits_than_the_activations_has_room_for_as_much_of_its
     found = allowed(model, site(Steps(1)))
     assert found.relative == pytest.approx(24 / 256)
     assert found.steps == 24
+
+
+@pytest.mark.parametrize(("scale", "holds"), [(0.0, False), (0.5, True)])
+def test_room_is_for_real_numbers_and_not_for_tokens(scale: float, holds: bool) -> None:
+    info = tensor("y", 2, dtype="int32", scale=scale)
+    a = np.array([151643, 7], np.int32)
+    output = measured(info, info, [(a, a + 2)])
+    room = Allowance(relative=0.1, steps=24, because="a site")
+    whole = WholeSignature("decode", room, SignatureComparison("decode", (output,)))
+    assert whole.holds is holds
+    assert whole.violation.endswith("" if holds else "but must be equal, as it has no rounding")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ Otherwise the difference passes through the rest of the network, and a tolerance
   difference of any size becomes a full step if it crosses a rounding boundary. Measured, depending on the processor: at
   most 16 steps of int8 and 28 of int16; two heads swapped in the last block gave 28 and 234. Outputs of other types
   may differ by the same fraction of their range.
+
+Integers that stand for themselves, such as token IDs, must be equal in any case.
 """
 
 from collections import Counter
@@ -67,7 +69,8 @@ class WholeSignature(Record):
             return f"signature '{self.name}': {self.comparison.reason}"
         for output in self.comparison.outputs:
             if output.reason or not self.allowance.permits(output):
-                return f"signature '{self.name}', {output.sentence()}, but must be {self.allowance}"
+                needed = "equal, as it has no rounding" if output.plain else self.allowance
+                return f"signature '{self.name}', {output.sentence()}, but must be {needed}"
         return ""
 
     @property
