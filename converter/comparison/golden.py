@@ -281,7 +281,7 @@ def _output(
 ) -> OutputComparison:
     """Compare one output with its recording and its sample, over all calls, the first of which are `ordinary`."""
     before, now = infos
-    rtol = 0.0 if before.is_plain_integer else golden.rtol  # a token ID has no rounding
+    rtol = 0.0 if before.is_plain_integer else golden.rtol  # as `measure` does
     sampled = list[tuple[Array, Array]]()
     elements = 0
     reason = ""

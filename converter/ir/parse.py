@@ -123,7 +123,7 @@ def random_numbers(seed: int, dtype: DType, count: int) -> NDArray[np.generic]:
 
 
 class _Reading:
-    """A text of graphs as it is read; `_tensors` are those of the current `_graph` by printed name, `_names` all."""
+    """A text of graphs as it is read; `_tensors` has those of `_graph` by printed name, `_names` those of each."""
 
     def __init__(self, text: str) -> None:
         self._model = Model()

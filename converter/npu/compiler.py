@@ -416,6 +416,6 @@ def compiling_threads(count: int) -> Iterator[Executor]:
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A temporary folder for one run of the compiler."""
+    """A folder for temporary files, which is removed at the end."""
     with tempfile.TemporaryDirectory(prefix="edge-opt-") as name:
         yield Path(name)
