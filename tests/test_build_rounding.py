@@ -14,24 +14,16 @@ from ai_edge_litert.interpreter import Interpreter, OpResolverType
 from cli_runs import Patch
 
 from edge_opt.base.errors import EdgeOptError, UsageError
+from edge_opt.base.work import CHECKPOINT
 from edge_opt.building import network, rounding
 from edge_opt.building.checkpoint import Streamed
+from edge_opt.building.codes import read_rounded
 from edge_opt.building.gptq import BOTTOM, TOP, Grid, Rounder, damping_for
 from edge_opt.building.logits import by_row
 from edge_opt.building.narrowing import narrow_layers
 from edge_opt.building.network import PRODUCTS, Network, Product, by_onednn, check_family
-from edge_opt.building.rounding import (
-    CHECKPOINT,
-    PLAN,
-    Choice,
-    Plan,
-    allowed_for,
-    checked_plan,
-    choose,
-    grids_of,
-    plan_lines,
-    read_rounded,
-)
+from edge_opt.building.plan import PLAN, Choice, Plan, allowed_for, choose, plan_lines
+from edge_opt.building.rounding import checked_plan, grids_of
 from edge_opt.building.stages import Job
 from edge_opt.ir import Buffer, DType, Model, Tensor, to_bytes
 from edge_opt.ir.parse import parse

@@ -6,6 +6,8 @@ from edge_opt.base.atomic import AnyPath
 
 MODEL = "model.litertlm"
 """File name of a stage's bundle, in the stage's folder."""
+CHECKPOINT = "checkpoint"
+"""Name of the checkpoint that a stage writes, in the stage's folder."""
 QUANTIZE = "quantize"
 """The stage whose bundle is the last one that can be rewritten."""
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from edge_opt.base.errors import UsageError
 from edge_opt.base.words import Progress
+from edge_opt.base.work import CHECKPOINT
 from edge_opt.building.checkpoint import TEXTS, Streamed, load
 from edge_opt.building.rotation import change_of, run_once
-from edge_opt.building.rounding import CHECKPOINT
 from edge_opt.building.source import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from edge_opt.building.stages import Job, Values
 

@@ -22,9 +22,9 @@ from edge_opt.building.biases import (
     stored_biases,
     with_room,
 )
+from edge_opt.building.codes import read_rounded
 from edge_opt.building.gptq import LEAST_ROW, Codes, Floats, Grid
 from edge_opt.building.logits import four_bits, moments_of, narrow_logits, row_scales
-from edge_opt.building.rounding import read_rounded
 from edge_opt.building.stages import Job, Values
 from edge_opt.ir import Model, Tensor
 from edge_opt.ir.cleanup import parts_in_use, remove_unused

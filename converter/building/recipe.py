@@ -8,8 +8,7 @@ model - quantize -> model - narrow -> model - optimize -> model, converted - com
 from collections.abc import Mapping
 
 from edge_opt.base.errors import UsageError, unknown
-from edge_opt.base.work import MODEL, QUANTIZE
-from edge_opt.building.rounding import CHECKPOINT
+from edge_opt.base.work import CHECKPOINT, MODEL, QUANTIZE
 from edge_opt.building.source import Kind
 from edge_opt.building.stages import Input, Stage, Stages, Values
 

@@ -19,6 +19,7 @@ from edge_opt.building import evaluation, stages
 from edge_opt.building.evaluation import Evaluation
 from edge_opt.building.held_out import Texts, hold_out, in_turn, read_texts, repeating
 from edge_opt.building.needs import fit_together, needs_of
+from edge_opt.building.plan import PLAN, plan_of
 from edge_opt.building.prompts import read_prompts
 from edge_opt.building.recipe import (
     COMPILE,
@@ -32,7 +33,6 @@ from edge_opt.building.recipe import (
     check_weights,
     run_quantization,
 )
-from edge_opt.building.rounding import PLAN, plan_of
 from edge_opt.building.sections import faults
 from edge_opt.building.settings import check_settings
 from edge_opt.building.source import Given, Kind, look_at, read_object
