@@ -10,7 +10,8 @@ import pytest
 from cli_runs import Patch
 from pretend_stages import Place, Stages
 
-from edge_opt.building import needs
+from edge_opt.base import processes
+from edge_opt.building import large_blocks, needs
 from edge_opt.building.checkpoint import create
 from edge_opt.building.needs import needs_of
 from edge_opt.building.stages import Job, OutOfMemoryError, StageReport
@@ -36,7 +37,8 @@ def test_needs_grow_with_the_weights_and_streaming_takes_less(tmp_path: Path) ->
 def test_what_the_machine_lacks_is_a_warning_with_the_remedy(
     monkeypatch: Patch, tmp_path: Path, memory: int, disk: int
 ) -> None:
-    monkeypatch.setattr(needs, "_free_memory", lambda: memory * GIGA)
+    monkeypatch.setattr(large_blocks, "variables", lambda _: {})
+    monkeypatch.setattr(processes, "free_memory", lambda: memory * GIGA)
     monkeypatch.setattr(needs.shutil, "disk_usage", lambda _: SimpleNamespace(free=disk * GIGA))
     told = needs.Needs({"export": 12 * GIGA, "compile": 13 * GIGA}, 20 * GIGA, 14).lines(tmp_path)
     assert "12.1 GiB of memory (stage compile), 18.6 GiB of disk" in told[0]
@@ -45,11 +47,32 @@ def test_what_the_machine_lacks_is_a_warning_with_the_remedy(
     assert len(told) == 1 + (memory == 1) + (disk == 1)
 
 
+def test_memory_that_is_not_free_may_be_in_files_which_take_disk(
+    monkeypatch: Patch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(processes, "free_memory", lambda: GIGA)
+    monkeypatch.setattr(needs.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000 * GIGA))
+    estimate = needs.Needs({"compile": 13 * GIGA}, 20 * GIGA, 14)
+    monkeypatch.setattr(large_blocks, "variables", lambda _: {"LD_PRELOAD": "x.so"})
+    told = estimate.lines(tmp_path)
+    assert "30.7 GiB of disk" in told[0]
+    assert f"keep a part of theirs in files in {tmp_path}" in told[1]
+    monkeypatch.setattr(large_blocks, "variables", lambda _: {})
+    assert "18.6 GiB of disk" in estimate.lines(tmp_path)[0]
+
+
+def test_a_bundle_needs_what_its_size_says(tmp_path: Path) -> None:
+    (tmp_path / "some.litertlm").write_bytes(bytes(1000))
+    create(tmp_path / "same", {"a": ("BF16", (1000,))})
+    of_bundle = needs_of([tmp_path / "some.litertlm"], rounds=False, streams=True)
+    assert of_bundle == needs_of([tmp_path / "same"], rounds=False, streams=True)
+
+
 def test_where_free_memory_is_not_told_all_memory_counts(
     monkeypatch: Patch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(needs, "_MEMORY_INFO", tmp_path / "none")
-    assert needs._free_memory() > GIGA // 4
+    monkeypatch.setattr(processes, "_MEMORY_INFO", tmp_path / "none")
+    assert processes.free_memory() > GIGA // 4
     monkeypatch.delattr(os, "posix_fallocate")
     assert create(tmp_path / "mac", {"a": ("F32", (5,))})["a"].read().tolist() == [0.0] * 5
 
@@ -69,7 +92,7 @@ def test_a_stage_that_runs_out_of_memory_is_named_with_its_need(place: Place) ->
 def test_the_last_stages_run_side_by_side_only_if_they_fit_into_memory(
     monkeypatch: Patch, place: Place, memory: int
 ) -> None:
-    monkeypatch.setattr(needs, "_free_memory", lambda: memory * GIGA)
+    monkeypatch.setattr(processes, "free_memory", lambda: memory * GIGA)
     fits = memory == 1000
     meeting = Barrier(2)
     met: list[str] = []

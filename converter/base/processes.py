@@ -18,6 +18,9 @@ from typing import Any
 from edge_opt.base.words import signal_name
 
 _COUNTERS = Path("/proc/vmstat")
+_MEMORY_INFO = Path("/proc/meminfo")
+_CONTROL_GROUPS = Path("/sys/fs/cgroup")
+_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")  # of a container, in both versions
 
 # Asks Linux for a SIGKILL when the parent ends, then executes the program under the same process id.
 _LAUNCHER = """
@@ -104,6 +107,25 @@ def ended_for_memory() -> int:
             if name == "oom_kill":
                 return int(count)
     return 0
+
+
+def free_memory() -> int:
+    """Bytes of memory and swap that can be used; without Linux's figures, all memory of the machine.
+
+    At most the limit of the container.
+    """
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with suppress(OSError):
+        kibibytes = 0
+        for line in _MEMORY_INFO.read_text(encoding="ascii").splitlines():
+            name, count, *_ = line.split()
+            if name in {"MemAvailable:", "SwapFree:"}:
+                kibibytes += int(count)
+        free = 1024 * kibibytes
+    for name in _LIMITS:
+        with suppress(OSError, ValueError):  # "max" if there is none
+            free = min(free, int((_CONTROL_GROUPS / name).read_text(encoding="ascii")))
+    return free
 
 
 def begin_child() -> list[str]:

@@ -1,15 +1,17 @@
 """Estimates what the build of a checkpoint will need, from the number of its weights, before it begins."""
 
 import math
-import os
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from edge_opt.base import processes
 from edge_opt.base.words import size
+from edge_opt.building import large_blocks
 from edge_opt.building.checkpoint import DAMAGED, stored_in
 from edge_opt.building.stages import MORE_MEMORY
+from edge_opt.schema.litertlm import SUFFIX
 
 _MEMORY = {
     "round": (3.0, 2.3),
@@ -35,7 +37,6 @@ _SECONDS = 500
 """Time for a billion weights, on two cores."""
 _SECONDS_TO_ROUND = 1050
 """The same for the stage `round`."""
-_MEMORY_INFO = Path("/proc/meminfo")
 
 
 class Needs(NamedTuple):
@@ -49,24 +50,29 @@ class Needs(NamedTuple):
         """The estimate, and a warning for each resource of which this machine has less."""
         stage = max(self.memory, key=self.memory.__getitem__)
         most = self.memory[stage]
+        disk = self.disk
+        warnings: list[str] = []
+        memory = processes.free_memory()
+        if memory < most:
+            warning = f"Warning: only {size(memory)} of memory is free"
+            if large_blocks.variables(folder):
+                disk += most
+                warning += f", so stages that need more keep a part of theirs in files in {folder}, and take longer"
+            warnings.append(f"{warning}: {MORE_MEMORY}")
+        free = shutil.disk_usage(folder).free
+        if free < disk:
+            warnings.append(
+                f"Warning: only {size(free)} of disk is free in {folder}: give another work=..."
+            )
         estimate = (
-            f"Estimated need: {size(most)} of memory (stage {stage}), {size(self.disk)} of disk, and on two cores "
+            f"Estimated need: {size(most)} of memory (stage {stage}), {size(disk)} of disk, and on two cores "
             f"{self.minutes} minutes without the evaluation"
         )
-        lines = [estimate]
-        memory = _free_memory()
-        if memory < most:
-            lines.append(f"Warning: only {size(memory)} of memory is free: {MORE_MEMORY}")
-        disk = shutil.disk_usage(folder).free
-        if disk < self.disk:
-            lines.append(
-                f"Warning: only {size(disk)} of disk is free in {folder}: give another work=..."
-            )
-        return lines
+        return [estimate, *warnings]
 
 
 def needs_of(files: Sequence[Path], *, rounds: bool, streams: bool) -> Needs:
-    """The needs of the stages for a checkpoint with these files.
+    """The needs of the stages for a checkpoint, or a bundle, with these files.
 
     `rounds` is true if its weights are rounded; `streams` is the setting `use_v2`.
     """
@@ -81,24 +87,14 @@ def needs_of(files: Sequence[Path], *, rounds: bool, streams: bool) -> Needs:
 
 def fit_together(memory: Iterable[int]) -> bool:
     """True if stages with these needs can run side by side in the memory that is free now."""
-    return sum(memory) <= _free_memory()
+    return sum(memory) <= processes.free_memory()
 
 
 def _weights_in(file: Path) -> int:
-    """The number of weights in a file; of other files than safetensors, by the size of 16-bit ones."""
+    """The number of weights in a file; if it is not of safetensors, by its size: of 8 bits in a bundle, else of 16."""
+    if file.suffix == SUFFIX:
+        return file.stat().st_size
     try:
         return sum(math.prod(one.shape) for one in stored_in(file).values())
     except DAMAGED:
         return file.stat().st_size // 2
-
-
-def _free_memory() -> int:
-    """Bytes of memory and swap that can be used; without Linux's figures, all memory of the machine."""
-    if not _MEMORY_INFO.is_file():
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    kibibytes = 0
-    for line in _MEMORY_INFO.read_text(encoding="ascii").splitlines():
-        name, count, *_ = line.split()
-        if name in {"MemAvailable:", "SwapFree:"}:
-            kibibytes += int(count)
-    return 1024 * kibibytes

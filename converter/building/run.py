@@ -251,10 +251,12 @@ def _configure(
         CONFIGURE, {**chip, "settings": settings, "cache": given.cache, "caches": caches}
     )
     runner.config = configured.values["config"]
-    if given.kind is Kind.CHECKPOINT:
-        streams = runner.config.get("use_v2", False)
-        needs = needs_of(given.weights, rounds=rounds, streams=streams)
-        runner.needs = needs.memory
+    is_checkpoint = given.kind is Kind.CHECKPOINT
+    files = given.weights if is_checkpoint else given.files
+    streams = runner.config.get("use_v2", False)
+    needs = needs_of(files, rounds=rounds, streams=streams)
+    runner.needs = needs.memory
+    if is_checkpoint:
         configured.values["notes"] = needs.lines(runner.folder)
     runner.add(configured)
     result.settings = configured.values["settings"]

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
@@ -30,6 +30,7 @@ from edge_opt.base.packages import LOG, version_of, versions_of
 from edge_opt.base.record import Record, from_dict
 from edge_opt.base.words import Progress, size
 from edge_opt.base.work import MODEL
+from edge_opt.building import large_blocks
 from edge_opt.npu.compiler import search_path
 
 INSTALL = "pip install '.[build]' in a checkout of edge-opt"
@@ -88,7 +89,7 @@ class Job:
 
     `config` is litert-torch's configuration. `inputs` are files and folders by role, `output` is an empty folder for
     the result, `options` are specific to the stage. `libraries` is the folder of the vendor's compiler; None if the
-    stage needs none, or finds it itself.
+    stage needs none, or finds it itself. With `spares_memory`, large blocks of memory are in temporary files.
     """
 
     stage: str
@@ -97,6 +98,7 @@ class Job:
     config: Values = field(default_factory=dict)
     options: Values = field(default_factory=dict)
     libraries: str | None = None
+    spares_memory: bool = False
 
     @property
     def model(self) -> Path:
@@ -223,6 +225,8 @@ def carry_out(job: Job, log: Path, progress: Progress) -> tuple[Values, int]:
             "PYTHONUNBUFFERED": "1",
             "TMPDIR": str(temporary),
         }
+        if job.spares_memory:
+            variables |= large_blocks.variables(temporary)
         if job.libraries is not None:
             variables["LD_LIBRARY_PATH"] = search_path(Path(job.libraries), scratch=scratch)
         ended_before = processes.ended_for_memory()
@@ -365,6 +369,8 @@ class Stages:
         started = time.perf_counter()
         try:
             self._progress(job.stage, 0, 1)
+            spares_memory = self.needs.get(job.stage, 0) > processes.free_memory()
+            job = replace(job, spares_memory=spares_memory)
             values, peak_bytes = carry_out(job, folder.with_suffix(".log"), self._progress)
         except BaseException:
             # Four times the checkpoint, maybe, and of no use.
