@@ -80,8 +80,9 @@ class Pretended:
         self.bundle, self.words = bundle, words
         self.read: list[tuple[str, int]] = []
 
-    def text(self, text: str, count: int) -> Text:
+    def text(self, text: str, count: int, cache: int) -> Text:
         """One of the texts after the other."""
+        assert cache == models.CACHE
         self.read.append((text, count))
         return TEXTS[len(self.read) % 2 - 1]
 
