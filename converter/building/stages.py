@@ -38,6 +38,7 @@ TRIED = ("0.10", "0.11")
 """Versions of litert-torch, whose NPU pipeline is experimental, that whole builds were made with."""
 MORE_MEMORY = "close other programs, add swap, or use a larger machine"
 """What to do if memory runs out."""
+_FAMILIES = "litert-torch may not export this family: docs/build.md lists those that were built"
 _MARK = "edge-opt-build"
 _REPORT = "stage.json"
 _PARTIAL = ".partial"
@@ -346,10 +347,12 @@ class Stages:
         except OSError as error:
             raise OutputError(f"stage '{name}': {error.strerror or error}; {where}") from error
         except EdgeOptError as error:
-            need = ""
+            hint = ""
             if isinstance(error, OutOfMemoryError) and name in self.needs:
-                need = f"; it needs about {size(self.needs[name])}"
-            raise type(error)(f"stage '{name}': {error}{need}; {where}") from error
+                hint = f"; it needs about {size(self.needs[name])}"
+            elif type(error) is StageFailedError and name == "export":
+                hint = f"; {_FAMILIES}"
+            raise type(error)(f"stage '{name}': {error}{hint}; {where}") from error
 
     def _progress(self, stage: str, done: int, total: int) -> None:
         """Show progress; StageFailedError, which ends the stage, if all stages are to end."""
