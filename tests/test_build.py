@@ -478,6 +478,9 @@ BAD: dict[str, Change] = {
     "--set: setting 'cache_lenght' does not exist, did you mean 'cache_length": options(settings={"cache_lenght": 3}),
     "setting 'cache_lenth' does not exist": options(settings={"cache_lenth": 3}, sdk="no such folder"),
     '--set cache_length: "long" must have the type of 1280': options(settings={"cache_length": "long"}),
+    "--set max_calibration_decode_steps: 0 must be a number above 0": options(
+        settings={"max_calibration_decode_steps": 0}),
+    "--set calibration_range_scale: NaN must be a number": options(settings={"calibration_range_scale": math.nan}),
     r"--set prefill_lengths: \[\] must be a list": options(settings={"prefill_lengths": []}),
     r"--set prefill_lengths: \[128, null\] must be": options(settings={"prefill_lengths": [128, None]}),
     r"--set prefill_lengths: \[-5\] must be a list": options(settings={"prefill_lengths": [-5]}),
@@ -522,7 +525,7 @@ BAD: dict[str, Change] = {
     "needs a checkpoint and a Qualcomm NPU": options(weights="4-logits", soc="mt6993", sdk=None),
     "weights='8' has none to choose": options(plan="plan.json"),
     "max_perplexity_ratio=0 is below the checkpoint's own": options(weights="4", max_perplexity_ratio=0.0),
-    "no.json cannot be read: .Errno 2": options(weights="4", plan="no.json"),
+    "no.json cannot be read: No such file": options(weights="4", plan="no.json"),
     "p.json cannot be read: it is not a JSON object": lambda place: {
         "weights": "4", **put("p.json", "[]", "plan")(place)},
     "plan .*p.json is not valid: Plan: .*products.*; give the plan.json of an earlier": lambda place: {

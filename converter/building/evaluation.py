@@ -164,8 +164,8 @@ def evaluate(
     long one is joined from them.
 
     On the NPU, a bundle's prefill and decode step are compiled once and run in the compiler's emulator. They read the
-    beginnings of up to five prompts, at most 120 tokens or half a cache each; then the next tokens of each, two or more, are scored.
-    For comparison, the bundle also runs on the same text on CPU kernels.
+    beginnings of up to five prompts, at most 120 tokens or half the cache each; then the next tokens of each, two or
+    more, are scored. For comparison, the bundle also runs on the same text on CPU kernels.
 
     Args:
         reference: the checkpoint, a Hugging Face folder.

@@ -129,7 +129,8 @@ def read_object(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from error
+        cause = getattr(error, "strerror", None) or error
+        raise UsageError(f"{path} cannot be read: {cause}") from error
     if not isinstance(values, dict):
         raise UsageError(f"{path} cannot be read: it is not a JSON object")
     return values

@@ -347,12 +347,12 @@ class Stages:
         except OSError as error:
             raise OutputError(f"stage '{name}': {error.strerror or error}; {where}") from error
         except EdgeOptError as error:
-            hint = ""
+            need = ""
             if isinstance(error, OutOfMemoryError) and name in self.needs:
-                hint = f"; it needs about {size(self.needs[name])}"
+                need = f"; it needs about {size(self.needs[name])}"
             elif type(error) is StageFailedError and name == "export":
-                hint = f"; {_FAMILIES}"
-            raise type(error)(f"stage '{name}': {error}{hint}; {where}") from error
+                where += f"; {_FAMILIES}"
+            raise type(error)(f"stage '{name}': {error}{need}; {where}") from error
 
     def _progress(self, stage: str, done: int, total: int) -> None:
         """Show progress; StageFailedError, which ends the stage, if all stages are to end."""
