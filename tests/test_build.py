@@ -503,6 +503,8 @@ BAD: dict[str, Change] = {
         "source": adapter(place.folder / "tuned", base_model_name_or_path="google/gemini")},
     "is an adapter of type 'IA3', and only LORA is merged": lambda place: {
         "source": adapter(place.folder / "tuned", peft_type="IA3")},
+    "tuned repeats layers of its base model .layer_replication., which is not merged: merge it with": lambda place: {
+        "source": adapter(place.folder / "tuned", layer_replication=[[0, 2], [1, 3]])},
     "tuned has no adapter_model.safetensors: copy it": lambda place: {
         "source": adapter(place.folder / "tuned"), **put("tuned/adapter_model.safetensors", None)(place)},
     "adapter_config.json cannot be read: it is not a JSON object": lambda place: {
