@@ -38,6 +38,7 @@ TOKENS = 20
 _BATCH = 4  # prompts scored before the error is looked at again
 _PROMPTS = 5
 _MOST_READ = 120
+_NOTHING_SCORED = "no token of the held-out prompts could be scored: give longer prompts"
 _INSTALL_LM = (
     "pip install '.[lm]' in a checkout of edge-opt (with evaluate=False, a build does not need it)"
 )
@@ -111,7 +112,7 @@ def ratio_of(
         UsageError: there are no tokens.
     """
     if not likelihoods:
-        raise UsageError("no token of the held-out prompts could be scored: give other prompts")
+        raise UsageError(_NOTHING_SCORED)
     gaps = np.subtract(reference, likelihoods)
     with np.errstate(all="ignore"):
         mean = gaps.mean()
@@ -337,7 +338,10 @@ def emulate(job: Job, progress: Progress) -> Values:
     backend_of(compiler.chip).check_emulator(compiler)
     checkpoint = Checkpoint(job.inputs[reference])
     cache = min(look_at(Path(job.inputs[bundle])).cache for bundle in bundles)
-    texts = [checkpoint.text(text, options["tokens"], cache) for text in options["texts"]]
+    cut = [checkpoint.text(text, options["tokens"], cache) for text in options["texts"]]
+    texts = [text for text in cut if text.before]
+    if not texts:
+        raise UsageError(_NOTHING_SCORED)
     expected = np.concatenate([checkpoint.logits(text).numpy() for text in texts])
     del checkpoint
     tokens = [*chain.from_iterable(text.scored for text in texts)]
