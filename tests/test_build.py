@@ -209,7 +209,7 @@ def test_inputs_in_the_work_folder_are_refused(place: Place, role: str) -> None:
     place.build()
     prompts = place.work / "prompts.jsonl"
     before = prompts.read_text()
-    with pytest.raises(UsageError, match=r"is in the work folder .*: copy it elsewhere, or give"):
+    with pytest.raises(UsageError, match=r"is in the work folder .*: choose another place for it"):
         place.build(**{role: prompts})
     assert prompts.read_text() == before
 
@@ -549,7 +549,10 @@ BAD: dict[str, Change] = {
     "is the input itself": put("gemma.litertlm", bundle_of(FLOAT), "source"),
     "is also the output": lambda place: {"work": place.output},
     "must end in .litertlm": lambda place: {"output": place.folder / "gemma.bin"},
-    "work folder .* cannot be used: No such file": lambda place: {"work": place.folder / "no" / "folder"},
+    "a.litertlm is in the work folder .*: choose another place for it, or give another work=...": lambda place: {
+        "output": place.folder / "w" / "a.litertlm", "work": place.folder / "w"},
+    "work folder .* cannot be used: No such file or directory; give another work=...": lambda place: {
+        "work": place.folder / "no" / "folder"},
     "held_out=... and evaluate=False exclude": options(held_out="nowhere.jsonl", evaluate=False),
     "needs a checkpoint to compare with, and": lambda place: {
         "source": write(place.folder / "f.litertlm", FLOAT), "held_out": "nowhere.jsonl"},

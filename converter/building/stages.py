@@ -415,7 +415,9 @@ def locked(folder: Path) -> Iterator[None]:
         folder.mkdir(exist_ok=True)
         lock = mark.open("ab")
     except OSError as error:
-        raise OutputError(f"work folder {folder} cannot be used: {error.strerror}") from error
+        raise OutputError(
+            f"work folder {folder} cannot be used: {error.strerror}; give another work=..."
+        ) from error
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
