@@ -209,7 +209,7 @@ def test_inputs_in_the_work_folder_are_refused(place: Place, role: str) -> None:
     place.build()
     prompts = place.work / "prompts.jsonl"
     before = prompts.read_text()
-    with pytest.raises(UsageError, match=r"is in the work folder .*: copy it elsewhere, or give"):
+    with pytest.raises(UsageError, match=r"is in the work folder .*: choose another place for it"):
         place.build(**{role: prompts})
     assert prompts.read_text() == before
 
@@ -478,6 +478,9 @@ BAD: dict[str, Change] = {
     "--set: setting 'cache_lenght' does not exist, did you mean 'cache_length": options(settings={"cache_lenght": 3}),
     "setting 'cache_lenth' does not exist": options(settings={"cache_lenth": 3}, sdk="no such folder"),
     '--set cache_length: "long" must have the type of 1280': options(settings={"cache_length": "long"}),
+    "--set max_calibration_decode_steps: 0 must be a number above 0": options(
+        settings={"max_calibration_decode_steps": 0}),
+    "--set calibration_range_scale: NaN must be a number": options(settings={"calibration_range_scale": math.nan}),
     r"--set prefill_lengths: \[\] must be a list": options(settings={"prefill_lengths": []}),
     r"--set prefill_lengths: \[128, null\] must be": options(settings={"prefill_lengths": [128, None]}),
     r"--set prefill_lengths: \[-5\] must be a list": options(settings={"prefill_lengths": [-5]}),
@@ -500,6 +503,8 @@ BAD: dict[str, Change] = {
         "source": adapter(place.folder / "tuned", base_model_name_or_path="google/gemini")},
     "is an adapter of type 'IA3', and only LORA is merged": lambda place: {
         "source": adapter(place.folder / "tuned", peft_type="IA3")},
+    "tuned repeats layers of its base model .layer_replication., which is not merged: merge it with": lambda place: {
+        "source": adapter(place.folder / "tuned", layer_replication=[[0, 2], [1, 3]])},
     "tuned has no adapter_model.safetensors: copy it": lambda place: {
         "source": adapter(place.folder / "tuned"), **put("tuned/adapter_model.safetensors", None)(place)},
     "adapter_config.json cannot be read: it is not a JSON object": lambda place: {
@@ -522,7 +527,7 @@ BAD: dict[str, Change] = {
     "needs a checkpoint and a Qualcomm NPU": options(weights="4-logits", soc="mt6993", sdk=None),
     "weights='8' has none to choose": options(plan="plan.json"),
     "max_perplexity_ratio=0 is below the checkpoint's own": options(weights="4", max_perplexity_ratio=0.0),
-    "no.json cannot be read: .Errno 2": options(weights="4", plan="no.json"),
+    "no.json cannot be read: No such file": options(weights="4", plan="no.json"),
     "p.json cannot be read: it is not a JSON object": lambda place: {
         "weights": "4", **put("p.json", "[]", "plan")(place)},
     "plan .*p.json is not valid: Plan: .*products.*; give the plan.json of an earlier": lambda place: {
@@ -544,7 +549,10 @@ BAD: dict[str, Change] = {
     "is the input itself": put("gemma.litertlm", bundle_of(FLOAT), "source"),
     "is also the output": lambda place: {"work": place.output},
     "must end in .litertlm": lambda place: {"output": place.folder / "gemma.bin"},
-    "work folder .* cannot be used: No such file": lambda place: {"work": place.folder / "no" / "folder"},
+    "a.litertlm is in the work folder .*: choose another place for it, or give another work=...": lambda place: {
+        "output": place.folder / "w" / "a.litertlm", "work": place.folder / "w"},
+    "work folder .* cannot be used: No such file or directory; give another work=...": lambda place: {
+        "work": place.folder / "no" / "folder"},
     "held_out=... and evaluate=False exclude": options(held_out="nowhere.jsonl", evaluate=False),
     "needs a checkpoint to compare with, and": lambda place: {
         "source": write(place.folder / "f.litertlm", FLOAT), "held_out": "nowhere.jsonl"},

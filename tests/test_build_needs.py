@@ -33,6 +33,12 @@ def test_needs_grow_with_the_weights_and_streaming_takes_less(tmp_path: Path) ->
     assert heavy.minutes > needs_of(files * 9000, rounds=False, streams=True).minutes
 
 
+def test_a_stage_that_does_not_run_needs_nothing(tmp_path: Path) -> None:
+    create(tmp_path / "small", {"a": ("F32", (10,))})
+    assert "round" in needs_of([tmp_path / "small"], rounds=True, streams=True).memory
+    assert "round" not in needs_of([tmp_path / "small"], rounds=False, streams=True).memory
+
+
 @pytest.mark.parametrize(("memory", "disk"), [(1, 1), (1, 1000), (1000, 1), (1000, 1000)])
 def test_what_the_machine_lacks_is_a_warning_with_the_remedy(
     monkeypatch: Patch, tmp_path: Path, memory: int, disk: int

@@ -140,6 +140,33 @@ def test_a_pipeline_that_lacks_what_is_called_is_refused_by_name(
         pipeline.check_pipeline()
 
 
+DEFAULT = {"rope_type": "default", "rope_theta": 1e4}
+LONG = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
+
+
+def test_positions_whose_frequencies_change_with_the_text_are_refused_before_the_export() -> None:
+    pipeline.check_rope({"rope_parameters": DEFAULT})
+    pipeline.check_rope({"rope_parameters": {"full_attention": DEFAULT}})
+    for rope, kind in (
+        (LONG, "longrope"),
+        ({"a": DEFAULT, "b": LONG}, "longrope"),
+        (None, "not RoPE"),
+    ):
+        with pytest.raises(
+            UsageError, match=f"positions are {kind}, and litert-torch exports only"
+        ):
+            pipeline.check_rope({"rope_parameters": rope})
+
+
+def test_a_failed_export_says_that_the_family_may_be_the_cause(place: Place) -> None:
+    def fails(_: Job) -> None:
+        raise StageFailedError("no attribute 'model'")
+
+    told = r"no attribute 'model'; its log is .*; litert-torch may not export this family: docs"
+    with pytest.raises(StageFailedError, match=told):
+        place.build(stages=Stages({"export": fails}))
+
+
 def test_an_error_after_linux_ended_a_process_for_memory_says_so(
     place: Place, monkeypatch: Patch
 ) -> None:

@@ -370,6 +370,13 @@ def test_a_checkpoint_refuses_the_tokens_of_another_vocabulary() -> None:
         )
 
 
+def test_half_a_short_cache_is_read_and_what_fits_into_the_rest_is_scored() -> None:
+    model = object.__new__(Checkpoint)
+    model._tokenizer = lambda text: {"input_ids": [*range(len(text.split()))]}
+    assert model.text("a " * 1000, 3, 16) == Text((0, 1, 2, 3, 4, 5, 6, 7), (8, 9, 10))
+    assert model.text("a " * 1000, 99, 16).scored == (8, 9, 10, 11, 12, 13, 14, 15)
+
+
 @pytest.mark.slow
 def test_a_checkpoint_scores_the_tokens_of_a_bundle(tmp_path: Path) -> None:
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
@@ -392,9 +399,9 @@ def test_a_checkpoint_scores_the_tokens_of_a_bundle(tmp_path: Path) -> None:
     with torch.no_grad():
         rows = model._model(torch.tensor([[3, 1, 2, 2]])).logits[0].log_softmax(-1)
     assert found == pytest.approx([float(rows[2, 2]), float(rows[3, 1])], abs=1e-5)
-    text = model.text("a b b a a", 2)
+    text = model.text("a b b a a", 2, 9)
     assert (text.before, text.scored) == ((1, 2), (2, 1))
-    assert len(model.text("a " * 1000, 1).before) == 120
+    assert len(model.text("a " * 1000, 1, 1000).before) == 120
 
 
 def test_masked_keys_get_nothing_on_cpu_kernels_as_on_the_npu(tmp_path: Path) -> None:
@@ -450,6 +457,7 @@ def test_cpu_kernels_score_a_bundle_with_softmax_in_float_and_the_emulator_as_it
     monkeypatch.setattr(evaluation, "Checkpoint", lambda _: SimpleNamespace(**answers))
     monkeypatch.setattr(Qualcomm, "check_emulator", lambda *_: None)
     monkeypatch.setattr(evaluation, "read", read)
+    monkeypatch.setattr(evaluation, "look_at", lambda _: SimpleNamespace(cache=16))
     options = {"chip": "SM8750", "flags": [], "texts": ["one two"], "tokens": 1}
     inputs = {"checkpoint": "gemma", "bundle": bundle}
     evaluation.emulate(Job("emulate", "", inputs, options=options), lambda *_: None)

@@ -54,6 +54,12 @@ def test_the_emulator_reads_as_the_cpu_and_tells_steps(gemma: Path, compiler: Co
     assert len(calls(sdk)) == 2, "prefill and decode are compiled once each"
 
 
+def test_a_prefill_that_no_text_needs_is_not_compiled(gemma: Path, compiler: Compilers) -> None:
+    sdk = compiler(emulator())
+    read(gemma, [Text((5,), (77,))], Compiler(sdk=sdk))
+    assert len(calls(sdk)) == 1
+
+
 def test_a_failing_emulator_names_the_entry_point_and_a_long_text_is_refused(
     gemma: Path, compiler: Compilers
 ) -> None:
@@ -80,8 +86,9 @@ class Pretended:
         self.bundle, self.words = bundle, words
         self.read: list[tuple[str, int]] = []
 
-    def text(self, text: str, count: int) -> Text:
+    def text(self, text: str, count: int, cache: int) -> Text:
         """One of the texts after the other."""
+        assert cache == models.CACHE
         self.read.append((text, count))
         return TEXTS[len(self.read) % 2 - 1]
 
@@ -181,6 +188,14 @@ def test_what_cannot_be_evaluated_is_refused(
     assert "float.litertlm is a float bundle: give the checkpoint first" in told
     told = run(capsys, *command[:-1], "cpu", *sdk).failed_in_one_sentence(2)
     assert "--sdk does not apply with --on cpu" in told
+
+
+def test_a_text_of_one_token_is_not_scored(
+    command: tuple[object, ...], compiler: Compilers, capsys: Captured, pretended: Pretended
+) -> None:
+    pretended.text = lambda *_: Text((), (5,))  # type: ignore[method-assign]
+    told = run(capsys, *command, "--sdk", compiler(emulator())).failed_in_one_sentence(2)
+    assert "no token of the held-out prompts could be scored: give longer prompts" in told
 
 
 @pytest.mark.slow

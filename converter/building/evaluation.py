@@ -38,6 +38,7 @@ TOKENS = 20
 _BATCH = 4  # prompts scored before the error is looked at again
 _PROMPTS = 5
 _MOST_READ = 120
+_NOTHING_SCORED = "no token of the held-out prompts could be scored: give longer prompts"
 _INSTALL_LM = (
     "pip install '.[lm]' in a checkout of edge-opt (with evaluate=False, a build does not need it)"
 )
@@ -111,7 +112,7 @@ def ratio_of(
         UsageError: there are no tokens.
     """
     if not likelihoods:
-        raise UsageError("no token of the held-out prompts could be scored: give other prompts")
+        raise UsageError(_NOTHING_SCORED)
     gaps = np.subtract(reference, likelihoods)
     with np.errstate(all="ignore"):
         mean = gaps.mean()
@@ -164,8 +165,8 @@ def evaluate(
     long one is joined from them.
 
     On the NPU, a bundle's prefill and decode step are compiled once and run in the compiler's emulator. They read the
-    beginnings of up to five prompts, at most 120 tokens each; then the next tokens of each, two or more, are scored.
-    For comparison, the bundle also runs on the same text on CPU kernels.
+    beginnings of up to five prompts, at most 120 tokens or half the cache each; then the next tokens of each, two or
+    more, are scored. For comparison, the bundle also runs on the same text on CPU kernels.
 
     Args:
         reference: the checkpoint, a Hugging Face folder.
@@ -322,9 +323,9 @@ class Checkpoint:
             logits = self._model(input_ids=ids, logits_to_keep=len(text.scored) + 1).logits
         return logits[0, :-1].float()
 
-    def text(self, text: str, count: int) -> Text:
-        """The first half of a text's tokens, at most 120, and the next `count` tokens."""
-        ids = self._tokenizer(text)["input_ids"]
+    def text(self, text: str, count: int, cache: int) -> Text:
+        """The first half of a text's tokens, at most 120 or half the cache, and the next `count` that fit into it."""
+        ids = self._tokenizer(text)["input_ids"][:cache]
         at = min(len(ids) // 2, _MOST_READ)
         return Text(tuple(ids[:at]), tuple(ids[at : at + count]))
 
@@ -336,7 +337,11 @@ def emulate(job: Job, progress: Progress) -> Values:
     compiler = Compiler(options["chip"], tuple(options["flags"]), job.libraries)
     backend_of(compiler.chip).check_emulator(compiler)
     checkpoint = Checkpoint(job.inputs[reference])
-    texts = [checkpoint.text(text, options["tokens"]) for text in options["texts"]]
+    cache = min(look_at(Path(job.inputs[bundle])).cache for bundle in bundles)
+    cut = [checkpoint.text(text, options["tokens"], cache) for text in options["texts"]]
+    texts = [text for text in cut if text.before]
+    if not texts:
+        raise UsageError(_NOTHING_SCORED)
     expected = np.concatenate([checkpoint.logits(text).numpy() for text in texts])
     del checkpoint
     tokens = [*chain.from_iterable(text.scored for text in texts)]

@@ -78,9 +78,10 @@ def needs_of(files: Sequence[Path], *, rounds: bool, streams: bool) -> Needs:
     """
     weights = sum(map(_weights_in, files))
     figures = _MEMORY if streams else {**_MEMORY, "export": _EXPORT_IN_MEMORY}
-    memory = {
-        stage: int(always * 1e9 + each * weights) for stage, (always, each) in figures.items()
-    }
+    memory: dict[str, int] = {}
+    for stage, (always, each) in figures.items():
+        if rounds or stage != "round":
+            memory[stage] = int(always * 1e9 + each * weights)
     seconds = _SECONDS + (_SECONDS_TO_ROUND if rounds else 0)
     return Needs(memory, _DISK * weights, math.ceil((60 + seconds * weights / 1e9) / 60))
 

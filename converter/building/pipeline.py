@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from importlib.util import find_spec
@@ -61,6 +61,8 @@ _NOT_STREAMED = (
     f"{_IN_MEMORY}litert-torch would stream them from one model.safetensors, or from the files of an index, that hold "
     f"each once and under its name"
 )
+_FIXED_ROPE = ("default", "linear", "llama3", "proportional", "yarn")
+"""Types of RoPE whose frequencies do not depend on the length of the text, which an export cannot follow."""
 _WHOLE = "full_attention"
 _PREFILL = "prefill_"
 
@@ -154,10 +156,24 @@ def _planned_caches(config: Any, checkpoint: Path, *, whole: bool) -> Values:
 
     described = AutoConfig.from_pretrained(checkpoint)
     text = described.get_text_config().to_dict()
+    check_rope(text)
     shortest = min(getattr(config, "cache_lengths", None) or [config.cache_length])
     return plan_caches(
         text, config.prefill_lengths, shortest, getattr(config, SETTING, None), whole=whole
     )
+
+
+def check_rope(config: Mapping[str, Any]) -> None:
+    """Raise UsageError if a checkpoint, by its configuration, has no RoPE or one that cannot be exported."""
+    rope = config.get("rope_parameters") or {}
+    of_layers = [one for one in rope.values() if isinstance(one, dict)]
+    for one in of_layers or [rope]:
+        kind = one.get("rope_type")
+        if kind not in _FIXED_ROPE:
+            raise UsageError(
+                f"the checkpoint's positions are {kind or 'not RoPE'}, and litert-torch exports only RoPE of the types "
+                f"{', '.join(_FIXED_ROPE)} (rope_type in config.json): give another checkpoint"
+            )
 
 
 def _planned_prompts(

@@ -308,11 +308,11 @@ def _check_paths(
     """Raise UsageError or OutputError for paths that exclude each other: stages replace files in the work folder."""
     if output.suffix != SUFFIX:
         raise UsageError(f"{output} must end in {SUFFIX}, as LiteRT-LM's bundles do")
-    for path in filter(None, inputs):
+    for path in filter(None, (output, *inputs)):
         if work.resolve() in path_of(path, "an input").resolve().parents:
             raise UsageError(
-                f"{path} is in the work folder {work}, where the build replaces files: copy it elsewhere, or give "
-                f"another work=..."
+                f"{path} is in the work folder {work}, where the build replaces files: choose another place for it, "
+                f"or give another work=..."
             )
     resolve_target(output, overwrite=overwrite, inputs=inputs)
     if output.resolve() == work.resolve():

@@ -4,6 +4,7 @@ Their names and defaults are in `settings.toml`.
 """
 
 import json
+import math
 import tomllib
 from collections.abc import Mapping
 from importlib import resources
@@ -59,8 +60,10 @@ def _check(name: str, value: Any) -> None:
     if name not in NAMES:
         raise unknown("--set: setting", name, NAMES)
     default = DEFAULTS.get(name, value)
-    kinds = (int, float) if isinstance(default, float) else type(default)
-    if not isinstance(value, kinds) or (isinstance(value, bool) and not isinstance(default, bool)):
+    kinds = (int, float) if type(default) is float else (type(default),)
+    if type(value) not in kinds:
         raise UsageError(
             f"--set {name}: {json.dumps(value)} must have the type of {json.dumps(default)}"
         )
+    if name in DEFAULTS and kinds[0] is int and not 0 < value < math.inf:
+        raise UsageError(f"--set {name}: {json.dumps(value)} must be a number above 0")

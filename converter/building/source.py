@@ -30,6 +30,7 @@ _WEIGHTS = (".safetensors", ".bin")
 # Files of a checkpoint; a training run's folder holds many others.
 _PARTS = (*_WEIGHTS, ".json", ".model", ".jinja", ".txt", ".py")
 _INDEX = ".index.json"
+_MERGE_IT = "merge it with the tool that made it, and give the result"
 _AGAIN = "copy it again, or run `git lfs pull`"
 
 
@@ -108,8 +109,11 @@ def _adapted(path: Path, base: Path | None) -> Given:
     kind = config.get("peft_type")
     if kind != "LORA":
         raise UsageError(
-            f"{path} is an adapter of type {kind!r:.40}, and only LORA is merged: merge it with the tool that made it, "
-            f"and give the result"
+            f"{path} is an adapter of type {kind!r:.40}, and only LORA is merged: {_MERGE_IT}"
+        )
+    if config.get("layer_replication"):
+        raise UsageError(
+            f"{path} repeats layers of its base model (layer_replication), which is not merged: {_MERGE_IT}"
         )
     if not (path / ADAPTER_WEIGHTS).is_file():
         raise UsageError(f"{path} has no {ADAPTER_WEIGHTS}: copy it from the training run")
@@ -129,7 +133,8 @@ def read_object(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from error
+        cause = getattr(error, "strerror", None) or error
+        raise UsageError(f"{path} cannot be read: {cause}") from error
     if not isinstance(values, dict):
         raise UsageError(f"{path} cannot be read: it is not a JSON object")
     return values

@@ -39,6 +39,7 @@ TRIED = ("0.10", "0.11")
 """Versions of litert-torch, whose NPU pipeline is experimental, that whole builds were made with."""
 MORE_MEMORY = "close other programs, add swap, or use a larger machine"
 """What to do if memory runs out."""
+_FAMILIES = "litert-torch may not export this family: docs/build.md lists those that were built"
 _MARK = "edge-opt-build"
 _REPORT = "stage.json"
 _PARTIAL = ".partial"
@@ -353,6 +354,8 @@ class Stages:
             need = ""
             if isinstance(error, OutOfMemoryError) and name in self.needs:
                 need = f"; it needs about {size(self.needs[name])}"
+            elif type(error) is StageFailedError and name == "export":
+                where += f"; {_FAMILIES}"
             raise type(error)(f"stage '{name}': {error}{need}; {where}") from error
 
     def _progress(self, stage: str, done: int, total: int) -> None:
@@ -418,7 +421,9 @@ def locked(folder: Path) -> Iterator[None]:
         folder.mkdir(exist_ok=True)
         lock = mark.open("ab")
     except OSError as error:
-        raise OutputError(f"work folder {folder} cannot be used: {error.strerror}") from error
+        raise OutputError(
+            f"work folder {folder} cannot be used: {error.strerror}; give another work=..."
+        ) from error
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

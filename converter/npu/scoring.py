@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from itertools import chain, count
+from itertools import count
 from typing import NamedTuple
 
 import numpy as np
@@ -67,7 +67,12 @@ def read(
         emulating = backend_of(compiler.chip).emulating
         model = load(files[MAIN])
         emulators: dict[str, Emulation] = {}
-        for call in chain.from_iterable((*loop.decode, *loop.prefill) for loop in loops):
+        calls: list[Call] = []
+        for loop in loops:
+            calls += loop.decode
+            if len(loop.prompt[0]) > 1:  # the emulator must run what it compiles
+                calls += loop.prefill
+        for call in calls:
             name = call.signature.name
             if call.model == MAIN and name not in emulators:
                 emulators[name] = stack.enter_context(emulating(model, name, compiler))
