@@ -60,7 +60,8 @@ def _build(context: Context, product: Operator, convert: Operator) -> Rewrite:
     fused = Operator(code, product.inputs, convert.outputs, product.options, product.table)
     # Scales are float32: a ratio of 3 may come out as 2.9999998.
     steps = max(1, math.floor(ratio * (1 + 1e-6))) + (result.dtype is DType.INT16)
-    # The codes of the result at which the product was clipped, if the result can hold more.
+    # The codes of the result at which the product was clipped, if the result can hold more. Kernels may round either
+    # to the next code.
     low, high = real_range(between)
     first, last = nearest_codes((low, high), result).tolist()
     is_clipped = (first, last) != code_limits(result)
@@ -68,7 +69,7 @@ def _build(context: Context, product: Operator, convert: Operator) -> Rewrite:
     return context.rewrite(
         [product, convert],
         [fused],
-        check=Steps(steps, clipped=(first, last) if is_clipped else None),
+        check=Steps(steps, clipped=(first + 1, last - 1) if is_clipped else None),
         note=kept if is_clipped else "",
     )
 
