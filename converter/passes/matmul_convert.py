@@ -44,24 +44,16 @@ def _build(context: Context, product: Operator, convert: Operator) -> Rewrite:
         raise RefusedError(Why.SHARED_RESULT, text, product, between)
     operands = [product.input(0).dtype, product.input(1).dtype]
     if {*operands} != {result.dtype} or result.dtype not in (DType.INT8, DType.INT16):
-        expected = ", ".join(dtype.name.lower() for dtype in operands)
-        actual = result.dtype.name.lower()
-        raise RefusedError(
-            Why.QUANTIZATION,
-            "the product must write its operands' type",
-            convert,
-            result,
-            expected,
-            actual,
-        )
+        text = "the product must write its operands' type"
+        expected = ", ".join(map(str, operands))
+        raise RefusedError(Why.QUANTIZATION, text, convert, result, expected, str(result.dtype))
     ratio = _one_scale(product) / _one_scale(convert)
     version = KINDS["BATCH_MATMUL"].version_for(product.input(0).dtype)
     code = context.model.operator_code("BATCH_MATMUL", max(version, product.code.version))
     fused = Operator(code, product.inputs, convert.outputs, product.options, product.table)
     # Scales are float32: a ratio of 3 may come out as 2.9999998.
     steps = max(1, math.floor(ratio * (1 + 1e-6))) + (result.dtype is DType.INT16)
-    # The codes of the result at which the product was clipped, if the result can hold more. Kernels may round either
-    # to the next code.
+    # The codes of the result at which the product was clipped, if the result can hold more.
     low, high = real_range(between)
     first, last = nearest_codes((low, high), result).tolist()
     is_clipped = (first, last) != code_limits(result)
@@ -69,7 +61,7 @@ def _build(context: Context, product: Operator, convert: Operator) -> Rewrite:
     return context.rewrite(
         [product, convert],
         [fused],
-        check=Steps(steps, clipped=(first + 1, last - 1) if is_clipped else None),
+        check=Steps(steps, clipped=(first, last) if is_clipped else None),
         note=kept if is_clipped else "",
     )
 
