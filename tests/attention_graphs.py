@@ -218,8 +218,6 @@ class Builder:
         dtype = inputs[name == "SELECT_V2"].dtype if dtype is None else dtype
         result = self.new(name.lower(), (), dtype, q)
         operator = self.model.new_operator(name, inputs, [result], **options)
-        if name == "BROADCAST_TO":  # of which the runtime has no version 1
-            operator.code = self.model.operator_code(name, 2)
         facts = [
             Fact(None) if tensor is None else Fact(tensor.shape, small_value(tensor))
             for tensor in inputs

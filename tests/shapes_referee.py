@@ -51,10 +51,7 @@ def one_operator(
         graph.add_tensor(tensor)
     graph.inputs = [tensor for tensor in read if tensor is not None and not tensor.is_constant]
     graph.outputs = tensors[len(given) :]
-    operator = graph.append(model.new_operator(name, read, graph.outputs, **(how or {})))
-    operator.code = model.operator_code(
-        name, max(operator.code.version, 2 if name == "BROADCAST_TO" else 1)
-    )
+    graph.append(model.new_operator(name, read, graph.outputs, **(how or {})))
     return ir.to_bytes(model)
 
 

@@ -84,16 +84,34 @@ def test_other_inputs_and_quantizations_are_differences() -> None:
     assert "scale 0.5, zero point 0 in a, scale 0.25, zero point 0 in b" in report.summary()
 
 
-def test_an_input_whose_codes_mean_other_numbers_is_a_difference(tmp_path: Path) -> None:
-    text = "subgraph main (%x: int8[8] q(0.1, ZERO)) { %y: float32[8] = DEQUANTIZE(%x) return %y }"
-    one, other = (models.written(text.replace("ZERO", zero)) for zero in ("0", "5"))
-    said = "input 'x' has scale 0.1, zero point 0 in a, scale 0.1, zero point 5 in b"
+RESHAPED = "subgraph main (%x: int8[2] ONE) { %y: int8[2] ONE = RESHAPE(%x, int32{2}) return %y }"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "how"),
+    [
+        ("q(0.1, 0)", "q(0.1, 5)", "scale 0.1, zero point 0 in a, scale 0.1, zero point 5 in b"),
+        ("q(0.1, 0)", "", "scale 0.1, zero point 0 in a, no scale in b"),
+        (
+            "q([0.1, 0.2], [0, 0], axis 0)",
+            "q([0.1, 0.3], [0, 0], axis 0)",
+            "scales along an axis, which differ between a and b",
+        ),
+    ],
+)
+def test_codes_that_mean_other_numbers_are_a_difference(
+    one: str, other: str, how: str, tmp_path: Path
+) -> None:
+    one, other = (models.written(RESHAPED.replace("ONE", each)) for each in (one, other))
+    said = f"input 'x' has {how}"
     golden = record(one, tmp_path / "g.npz")
     for report in (compare(one, other), check(other, golden)):
         assert not report
         assert not report.bitwise
         assert said in report.summary()
-    assert compare(one, other).measured, "outputs are compared nevertheless"
+    report = compare(one, other)
+    assert report.measured, "outputs are compared nevertheless"
+    assert report.signatures[0].outputs[0].reason == how
 
 
 TYPES = {

@@ -352,8 +352,15 @@ def test_positions_behind_the_flatbuffer_and_bytes_behind_everything_are_given_b
     assert gives_its_bytes(load(to_bytes(model)))
 
 
-def test_an_operator_has_the_version_that_its_types_need() -> None:
-    text = body("%y: int8[4] q(0.5, 0) = ADD(%x, %x)", given="%x: int8[4] q(0.5, 0)")
+@pytest.mark.parametrize(
+    "line",
+    [
+        "%y: int8[4] q(0.5, 0) = ADD(%x, %x)",
+        "%y: int8[4] q(0.5, 0) = BROADCAST_TO(%x, int32{4})",  # the runtime has no version 1
+    ],
+)
+def test_an_operator_has_the_version_that_its_types_need(line: str) -> None:
+    text = body(line, given="%x: int8[4] q(0.5, 0)")
     assert only(text).code.version == 2
     assert to_text(parse(text)) == text
 

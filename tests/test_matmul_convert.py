@@ -137,8 +137,20 @@ def test_results_move_by_one_step(
         (PLAIN, ""),
         (pair("int8[] q(0.1, 3)", "int8[] q(0.1, 3)", left="int8"), ""),
         (pair("int16[] q(0.1, 0)", "int16[] q(0.15, 0)"), CLIPPED.format("-3277 .. 3277")),
+        (
+            pair("int8[] q(0.084268488, 0)", "int8[] q(0.046992115, 127)", left="int8"),
+            CLIPPED.format("-10.79 .. 10.7"),
+        ),
     ],
-    ids=["int16", "int8", "positive only", "wide", "equal", "beyond all products"],
+    ids=[
+        "int16",
+        "int8",
+        "positive only",
+        "wide",
+        "equal",
+        "beyond all products",
+        "at an end that kernels round to the next code",
+    ],
 )
 def test_what_was_clipped_is_told_and_fails_no_proof(
     text: str, note: str, verifier: Verifier

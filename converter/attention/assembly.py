@@ -4,7 +4,7 @@ Their purpose is explained in docs/head-axis.md, "From labels to a graph".
 """
 
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Hashable, Mapping, Sequence
 from itertools import chain
 
 import numpy as np
@@ -138,10 +138,19 @@ def cancel_transposes(operators: Sequence[Operator], wanted: Container[Tensor]) 
 
 def _exchanged(product: Operator, transpose: Operator) -> Operator:
     """The product that makes the TRANSPOSE's result itself; the TRANSPOSE, if there is none."""
-    if product.name != "BATCH_MATMUL" or product.input(0).dtype is not product.input(1).dtype:
+    if product.name != "BATCH_MATMUL" or _side(product.input(0)) != _side(product.input(1)):
         return transpose
     turned = [not product.option("adj_y"), not product.option("adj_x")]
     return _product(product, product.inputs[::-1], turned, transpose.output)
+
+
+def _side(tensor: Tensor) -> Hashable:
+    """The same for operands that may be exchanged.
+
+    XNNPACK multiplies int8 only if the right operand has zero point 0, and rounds differently from the other kernel.
+    """
+    parameters = tensor.quantization
+    return tensor.dtype, parameters is not None and parameters.zero_point.any()
 
 
 def _without_transposes(product: Operator, made: Mapping[Tensor, Operator]) -> Operator:

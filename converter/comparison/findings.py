@@ -129,13 +129,19 @@ def _are_reals(array: Array, info: TensorInfo) -> bool:
 
 def requantized(a: TensorInfo, b: TensorInfo) -> str:
     """How the quantization of one input or output differs, so that the same code means another number; else empty."""
-    if not (a.quantized and b.quantized) or a.quantization == b.quantization:
+    if a.is_float or b.is_float or a.quantization == b.quantization:
         return ""
+    if a.dtype != b.dtype and not (a.scales and b.scales):
+        return ""  # the difference is one of types
+    if len(a.scales + b.scales) > 2:
+        return "scales along an axis, which differ between a and b"
     return f"{_scale(a)} in a, {_scale(b)} in b"
 
 
 def _scale(info: TensorInfo) -> str:
-    return f"scale {info.scales[0]:.6g}, zero point {info.zero_point}"
+    return (
+        f"scale {info.scales[0]:.6g}, zero point {info.zero_point}" if info.scales else "no scale"
+    )
 
 
 @dataclass(frozen=True, slots=True)

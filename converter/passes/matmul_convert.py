@@ -44,16 +44,9 @@ def _build(context: Context, product: Operator, convert: Operator) -> Rewrite:
         raise RefusedError(Why.SHARED_RESULT, text, product, between)
     operands = [product.input(0).dtype, product.input(1).dtype]
     if {*operands} != {result.dtype} or result.dtype not in (DType.INT8, DType.INT16):
-        expected = ", ".join(dtype.name.lower() for dtype in operands)
-        actual = result.dtype.name.lower()
-        raise RefusedError(
-            Why.QUANTIZATION,
-            "the product must write its operands' type",
-            convert,
-            result,
-            expected,
-            actual,
-        )
+        text = "the product must write its operands' type"
+        expected = ", ".join(map(str, operands))
+        raise RefusedError(Why.QUANTIZATION, text, convert, result, expected, str(result.dtype))
     ratio = _one_scale(product) / _one_scale(convert)
     version = KINDS["BATCH_MATMUL"].version_for(product.input(0).dtype)
     code = context.model.operator_code("BATCH_MATMUL", max(version, product.code.version))

@@ -81,7 +81,7 @@ class Exact(Check):
 class Steps(Check):
     """Integers at most `count` quantization steps apart, on random and on all extreme inputs.
 
-    `clipped`: the old region clips its result to these codes, and the new one does not; codes beyond are not compared.
+    `clipped`: the old region clips its result to these codes, and the new one does not; codes beyond count as these.
     """
 
     count: int

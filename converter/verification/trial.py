@@ -156,14 +156,15 @@ class _Pair:
         found[kernels] = tuple(differences)
 
     def _differences(self, olds: Sequence[Array], news: Sequence[Array]) -> Iterator[Difference]:
-        """The difference of each output; what only the first version clips counts as equal."""
+        """The difference of each output, with the second version's clipped as the first one's are."""
         tolerance = self.request.tolerance
+        limits = self.request.limits
         for info, old, new in zip(self.signature.outputs, olds, news, strict=True):
             if old.shape != new.shape:
                 raise DeclinedError(
                     f"after: output '{info.tensor}' has shape {new.shape}, not {old.shape}"
                 )
-            own = _clipped_like(old, new, self.request.limits)
+            own = new if limits is None else new.clip(*limits)
             yield measure(old, own, quantized_a=info, quantized_b=info, tolerance=tolerance)
 
     def realistic(self) -> Iterator[tuple[list[InputPlan], list[Array]]]:
@@ -203,16 +204,6 @@ class _Pair:
                 spread = min(1.0, _LOGIT_RANGE / whole_range)
             drawn.append(replace(each, spread=spread))
         return drawn
-
-
-def _clipped_like(old: Array, new: Array, limits: tuple[int, int] | None) -> Array:
-    """The new version's output, with the old one's elements where only the old one is clipped to the limits."""
-    if limits is None:
-        return new
-    low, high = limits
-    is_above = (old >= high) & (new > high)
-    is_below = (old <= low) & (new < low)
-    return np.where(is_above | is_below, old, new)
 
 
 def _is_coded(planned: InputPlan) -> bool:
