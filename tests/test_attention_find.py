@@ -20,7 +20,7 @@ from edge_opt.attention.around import find_mask
 from edge_opt.attention.block import Block, NotABlock, row_tiles
 from edge_opt.attention.find import find_blocks
 from edge_opt.attention.labelled import Labelled
-from edge_opt.attention.labels import OperandFactors
+from edge_opt.attention.labels import HeadLayouts
 from edge_opt.attention.pairs import products_among
 from edge_opt.conversion import SitesSkippedError, convert
 from edge_opt.conversion.result import entry_points
@@ -1230,10 +1230,8 @@ def chained(blocks: int, lead: str) -> Model:
 def test_the_search_does_not_grow_with_the_blocks_before(
     lead: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looked, counts, above = list[Labelled](), [], OperandFactors.above
-    monkeypatch.setattr(
-        OperandFactors, "above", lambda self, of: looked.append(of) or above(self, of)
-    )
+    looked, counts, above = list[Labelled](), [], HeadLayouts.above
+    monkeypatch.setattr(HeadLayouts, "above", lambda self, of: looked.append(of) or above(self, of))
     for blocks in (80, 160):
         looked.clear()
         found = [

@@ -10,7 +10,7 @@ from typing import ClassVar
 from edge_opt.attention import factors as fx
 from edge_opt.attention.factors import Factor, Factored
 from edge_opt.attention.labelled import Labelled
-from edge_opt.attention.labels import OperandFactors, Trace, ValueProducts, trace_heads
+from edge_opt.attention.labels import HeadLayouts, Trace, ValueProducts, query_axis, trace_heads
 from edge_opt.ir import Operator, Tensor
 from edge_opt.ir.refusal import Reason, RefusedError, Why
 from edge_opt.shapes.dimension import with_axis
@@ -20,17 +20,17 @@ from edge_opt.shapes.dimension import with_axis
 class Form:
     """Where and how heads are cut.
 
-    With `keep`, SPLIT keeps the head axis, `[B,1,N*T,H]` -> N x `[B,1,T,H]`, right above the logits products; else
+    With `keep_axes`, SPLIT keeps the head axis, `[B,1,N*T,H]` -> N x `[B,1,T,H]`, right above the logits products; else
     UNPACK drops it as far up as possible, `[B,T,N,H]` -> N x `[B,T,H]`, and rearranges each head. `above` cuts higher
     up, as long as heads can be computed separately: above RoPE and, with `composites`, above a norm over H.
     """
 
-    keep: bool = True
+    keep_axes: bool = True
     above: bool = False
     composites: bool = True
 
 
-FORMS = {"split": Form(), "unpack": Form(keep=False), "split-above": Form(above=True)}
+FORMS = {"split": Form(), "unpack": Form(keep_axes=False), "split-above": Form(above=True)}
 AS_FOUND = "as-found"
 """Heads that the block merges into `[.., N*H]` are split and concatenated; heads that it leaves apart in
 `[.., N, H]` are unpacked and packed. The reference graphs do this."""
@@ -44,9 +44,9 @@ class Block:
     """The attention block of one layer.
 
     `output` is the tensor that holds all heads side by side, with factors `factored`. `logits` are the logits products
-    with the factors of their results, `core` the operators from these to `output`, `products` the value products.
-    `kv_heads` is K, `query_length` T, `key_lengths` the segments of keys (S, or S and T), `head_size` H. Each of the N
-    heads is a piece; if rows are cut into `tiles`, there are N*tiles pieces, and `query_length` is a tile's.
+    with the factors of their results, `core` the operators from these to `output`. `kv_heads` is K, `query_length` T,
+    `key_lengths` the segments of keys (S, or S and T), `head_size` H. Each of the N heads is a piece; if rows are cut
+    into `tiles`, there are N*tiles pieces, and `query_length` is a tile's.
 
     A single head is one piece without a label: `output` is the (sum of the) value product(s), and `logits` and `core`
     are empty.
@@ -58,8 +58,8 @@ class Block:
     head_size: int
     query_length: int
     key_lengths: tuple[int, ...]
-    products: ValueProducts
-    operands: OperandFactors
+    value_products: ValueProducts
+    layouts: HeadLayouts
     pieces: int = 1
     kv_heads: int = 1
     logits: dict[Operator, Factored] = field(default_factory=dict)
@@ -122,7 +122,9 @@ def row_tiles(block: Block, count: int) -> Block:
     )
     for factored in _with_rows(block, count):
         try:
-            trace = trace_heads(Labelled(block.output, factored), block.products, block.operands)
+            trace = trace_heads(
+                Labelled(block.output, factored), block.value_products, block.layouts
+            )
         except RefusedError as refused:
             refusal = refused
             continue
@@ -155,8 +157,8 @@ def _with_rows(block: Block, count: int) -> Iterator[Factored]:
 
 def _has_tiles(trace: Trace, block: Block) -> bool:
     """True if the tiles lie in the rows of each value product, and so in the queries' sequence."""
-    for product, factored in trace.products.items():
-        rows = factored[block.products[product] - 2]
+    for product, factored in trace.value_products.items():
+        rows = factored[query_axis(block.value_products[product])]
         if not any(factor.stride * factor.size > block.heads for factor in rows):
             return False
     return True

@@ -96,17 +96,17 @@ def piece_index(factored: Factored, head: int) -> int:
     return mixed_index(labels(factored), head)
 
 
-def piece_axes(factored: Factored, *, keep: bool) -> tuple[int, ...]:
-    """Axes of a head's piece; `keep=False` drops those that only carry labels."""
-    if keep:
+def piece_axes(factored: Factored, *, keep_axes: bool) -> tuple[int, ...]:
+    """Axes of a head's piece; without `keep_axes`, drops those that only carry labels."""
+    if keep_axes:
         return tuple(range(len(factored)))
     return tuple(place for place, axis in enumerate(factored) if not axis or not only_labels(axis))
 
 
-def piece_shape(factored: Factored, *, keep: bool) -> Shape:
+def piece_shape(factored: Factored, *, keep_axes: bool) -> Shape:
     """Shape of one head's piece: labelled factors removed."""
     rest = list(map(_own_size, factored))
-    return tuple(rest[axis] for axis in piece_axes(factored, keep=keep))
+    return tuple(rest[axis] for axis in piece_axes(factored, keep_axes=keep_axes))
 
 
 def _own_size(axis: Axis) -> int:

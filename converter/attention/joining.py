@@ -32,7 +32,7 @@ def join_heads(
     labelled = [place for place, factor in enumerate(factors) if factor.stride]
     tensors = dict(enumerate(heads))
     for place in reversed(labelled):
-        packs = place == labelled[0] and not form.keep and output.dtype in SPLIT_TYPES
+        packs = place == labelled[0] and not form.keep_axes and output.dtype in SPLIT_TYPES
         front = fx.axis_size(before for before in factors[:place] if not before.stride)
         joined: dict[int, Tensor] = {}
         for first, group in _groups(tensors, factors[place]).items():

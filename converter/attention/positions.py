@@ -27,7 +27,7 @@ from edge_opt.attention.float_form import (
     real_constant,
 )
 from edge_opt.attention.labelled import along
-from edge_opt.attention.labels import OperandFactors
+from edge_opt.attention.labels import HeadLayouts
 from edge_opt.ir import DType, Operator, Subgraph, Tensor
 from edge_opt.ir.refusal import RefusedError, Why
 from edge_opt.ir.walk import backward_slice, only_reader, producers, reads, walked
@@ -89,16 +89,16 @@ class Rotary:
         """The axis of the positions in all tensors above the result, where it is `axis`; empty if it is another."""
         whole = along(self.result, axis)
         own = whole.factored[axis]
-        operands = OperandFactors()
+        layouts = HeadLayouts()
         places: dict[Tensor, int] = {}
         others: list[Tensor] = []
-        for of in operands.upwards([whole]):
-            if own not in of.factored:
-                others.append(of.tensor)
+        for labelled in layouts.upwards([whole]):
+            if own not in labelled.factored:
+                others.append(labelled.tensor)
                 continue
-            if of.tensor is not self.position and operands.is_end(of):
+            if labelled.tensor is not self.position and layouts.is_end(labelled):
                 return {}
-            places[of.tensor] = of.factored.index(own)
+            places[labelled.tensor] = labelled.factored.index(own)
         mixes = self.position in (*others, *backward_slice(others)[1])
         return {} if mixes else places
 

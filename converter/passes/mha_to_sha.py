@@ -178,7 +178,9 @@ def _build(context: Context, block: Block, form: Form, note: str) -> Rewrite:
         form = replace(form, composites=False)
     old, new = split_heads(context.model, context.subgraph, block, form, context.constants)
     check = None
-    if any(operator.name == "FULLY_CONNECTED" for operator in (*block.products, *block.logits)):
+    if any(
+        operator.name == "FULLY_CONNECTED" for operator in (*block.value_products, *block.logits)
+    ):
         check = _BY_ROWS
         note = "; ".join(filter(None, (note, check.because)))
     rewrite = context.rewrite(
