@@ -108,14 +108,14 @@ def test_rows_of_every_head_are_tiles_of_their_own(lead: str, heads: int) -> Non
     match = segments(lead)
     tiled = row_tiles(match, T)
     assert isinstance(tiled, Block)
-    assert (tiled.pieces, tiled.tiles, tiled.query_length, tiled.key_lengths) == (
+    assert (tiled.merged.pieces, tiled.tiles, tiled.query_length, tiled.key_lengths) == (
         heads * T,
         T,
         1,
         (10,),
     )
-    assert tiled.output.name == "s"
-    assert not any(factor.stride for factor in tiled.factored[0])
+    assert tiled.merged.tensor.name == "s"
+    assert not any(factor.stride for factor in tiled.merged.factored[0])
 
 
 def test_rows_that_do_not_divide_are_not_cut() -> None:
@@ -890,7 +890,7 @@ def test_all_pairs_of_rows_and_columns_make_a_product_however_they_are_summed(
       return %l
     }}""").subgraphs[0]
     (product,) = products_among(graph.operators)
-    assert product.several
+    assert product.may_hold_heads
     assert product.matrix == (frozenset({2}), frozenset({3}))
 
 
@@ -1131,8 +1131,8 @@ def test_a_converted_graph_is_searched_again_for_heads_that_no_site_reports() ->
     renamed = replace(site, pass_name="own")
     assert [one.pass_name for one in left_over(context, [renamed], left.operators)] == ["own"]
     context.subgraph = parse(TWO_BLOCKS).subgraphs[0]
-    several = left_over(context, [site], context.subgraph.operators)
-    assert [one.index for one in several] == [1, 2]
+    may_hold_heads = left_over(context, [site], context.subgraph.operators)
+    assert [one.index for one in may_hold_heads] == [1, 2]
 
 
 def test_products_far_behind_each_other_are_a_pair_all_the_same() -> None:

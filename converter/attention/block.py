@@ -43,24 +43,22 @@ FORM_NAMES = (AS_FOUND, *FORMS)
 class Block:
     """The attention block of one layer.
 
-    `output` is the tensor that holds all heads side by side, with factors `factored`. `logits` are the logits products
-    with the factors of their results, `core` the operators from these to `output`. `kv_heads` is K, `query_length` T,
-    `key_lengths` the segments of keys (S, or S and T), `head_size` H. Each of the N heads is a piece; if rows are cut
-    into `tiles`, there are N*tiles pieces, and `query_length` is a tile's.
+    `merged` is the tensor that holds all heads side by side. `logits` are the logits products with the factors of their
+    results, `core` the operators from these to `merged`. `kv_heads` is K, `query_length` T, `key_lengths` the segments
+    of keys (S, or S and T), `head_size` H. Each of the N heads is a piece; if rows are cut into `tiles`, there are
+    N*tiles pieces, and `query_length` is a tile's.
 
-    A single head is one piece without a label: `output` is the (sum of the) value product(s), and `logits` and `core`
+    A single head is one piece without a label: `merged` is the (sum of the) value product(s), and `logits` and `core`
     are empty.
     """
 
     softmax: Operator
-    output: Tensor
-    factored: Factored
+    merged: Labelled
     head_size: int
     query_length: int
     key_lengths: tuple[int, ...]
     value_products: ValueProducts
     layouts: HeadLayouts
-    pieces: int = 1
     kv_heads: int = 1
     logits: dict[Operator, Factored] = field(default_factory=dict)
     core: frozenset[Operator] = frozenset()
@@ -70,12 +68,12 @@ class Block:
     @property
     def heads(self) -> int:
         """N, regardless of tiles."""
-        return self.pieces // self.tiles
+        return self.merged.pieces // self.tiles
 
     @property
-    def merged(self) -> bool:
+    def shares_axis(self) -> bool:
         """True if heads and head size share one axis, `[.., N*H]`; False for `[.., N, H]`."""
-        return any(factor.stride for factor in self.factored[-1])
+        return any(factor.stride for factor in self.merged.factored[-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,22 +115,20 @@ def row_tiles(block: Block, count: int) -> Block:
         text = f"more than {_MOST_PIECES:,} tiles are not made"
         found = f"{count * block.heads:,}"
         raise RefusedError(Why.LIMIT, text, block.softmax, actual=found)
-    refusal = RefusedError(
-        Why.HEADS, "no axis of the result is the queries' sequence", block.softmax, block.output
-    )
+    merged = block.merged
+    text = "no axis of the result is the queries' sequence"
+    refusal = RefusedError(Why.HEADS, text, block.softmax, merged.tensor)
     for factored in _with_rows(block, count):
+        cut = Labelled(merged.tensor, factored)
         try:
-            trace = trace_heads(
-                Labelled(block.output, factored), block.value_products, block.layouts
-            )
+            trace = trace_heads(cut, block.value_products, block.layouts)
         except RefusedError as refused:
             refusal = refused
             continue
         if _has_tiles(trace, block):
             return replace(
                 block,
-                factored=factored,
-                pieces=block.heads * count,
+                merged=cut,
                 query_length=block.query_length // count,
                 logits=trace.logits,
                 core=trace.core,
@@ -144,15 +140,16 @@ def row_tiles(block: Block, count: int) -> Block:
 def _with_rows(block: Block, count: int) -> Iterator[Factored]:
     """The factors with T cut into `count` tiles, for each possible T: `(B*T)` -> `(B)(count: stride N)(T/count)`."""
     rows = block.query_length
+    factored = block.merged.factored
     if rows % count:
         return
-    for place, axis in enumerate(block.factored):
+    for place, axis in enumerate(factored):
         for index, factor in enumerate(axis):
             if factor.stride or factor.size % rows:
                 continue
             outer = Factor(factor.size // rows)
             parts = fx.merge_neighbours((outer, Factor(count, block.heads), Factor(rows // count)))
-            yield with_axis(block.factored, place, with_axis(axis, index, *parts))
+            yield with_axis(factored, place, with_axis(axis, index, *parts))
 
 
 def _has_tiles(trace: Trace, block: Block) -> bool:

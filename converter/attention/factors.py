@@ -93,7 +93,7 @@ def piece_count(factored: Factored) -> int:
 
 def piece_index(factored: Factored, head: int) -> int:
     """The index of a head's piece, equal for heads that see the same."""
-    return mixed_index(labels(factored), head)
+    return index_among(labels(factored), head)
 
 
 def piece_axes(factored: Factored, *, keep_axes: bool) -> tuple[int, ...]:
@@ -148,8 +148,8 @@ def regroup(factored: Factored, shape: Shape) -> Factored | None:
     return None if rest else tuple(axes)
 
 
-def repeated(axis: Axis) -> Axis:
-    """An axis of size 1 that is repeated along `axis`: with size-1 labels if `axis` holds only heads, else without."""
+def unit_axis(axis: Axis) -> Axis:
+    """The axis of size 1 that broadcasts to `axis`: with size-1 labels if `axis` holds only heads, else without."""
     if not axis or not only_labels(axis):
         return ()
     return tuple(Factor(1, factor.stride) for factor in axis)
@@ -187,7 +187,7 @@ def tells_heads(axis: Iterable[Factor]) -> bool:
     return any(factor.stride and factor.size > 1 for factor in axis)
 
 
-def mixed_index(factors: Sequence[Factor], head: int) -> int:
+def index_among(factors: Sequence[Factor], head: int) -> int:
     """A head's index among the steps that the factors span together."""
     position = 0
     for factor in factors:

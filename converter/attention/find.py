@@ -166,9 +166,7 @@ def _block(search: HeadSearch) -> Block:
     _check_products(search, trace)
     return Block(
         softmax=softmax,
-        output=trace.merged.tensor,
-        factored=trace.merged.factored,
-        pieces=trace.merged.pieces,
+        merged=trace.merged,
         kv_heads=_kv_heads(search, trace),
         head_size=head_size,
         query_length=of_one_head[query_axis(probabilities)],
@@ -254,7 +252,7 @@ def _weights_without_softmax(
         assigned |= products_around(softmax)
     weighing: dict[Operator, dict[Operator, list[Operator]]] = {}
     for pair in pairs:
-        if pair.mixed is not None:
+        if pair.mixed_by is not None:
             continue
         if any(end.is_written_out or end.operator in assigned for end in pair.products):
             continue
@@ -264,7 +262,7 @@ def _weights_without_softmax(
         for weights, above in weighing[value_product].items():
             if pair.first.operator not in above:
                 continue
-            if pair.first.several or not all(map(_is_linear, above)):
+            if pair.first.may_hold_heads or not all(map(_is_linear, above)):
                 assigned.update(end.operator for end in pair.products)
                 yield weights
 
@@ -326,7 +324,7 @@ def _unexplained(
 
 def _holds_heads(product: Product, layouts: HeadLayouts) -> bool:
     """True if a product that sums has a matrix for each of several heads."""
-    if not product.several or product.is_outer or not has_known_axes(product.operator):
+    if not product.may_hold_heads or product.is_outer or not has_known_axes(product.operator):
         return False
     result = product.operator.outputs[0]
     others = set(range(len(result.shape))).difference(*product.matrix)
@@ -350,12 +348,12 @@ def _may_be_attention(pair: Pair, in_blocks: Container[Operator], layouts: HeadL
     left = [end for end in pair.products if end.operator not in in_blocks]
     if len(left) == 1 and left[0].is_outer:
         return False  # writes keys or values into a cache, at positions that are ones and zeros
-    if any(end.several or _has_heads_in_rows(end, layouts) for end in left):
+    if any(end.may_hold_heads or _has_heads_in_rows(end, layouts) for end in left):
         return True
-    if not left or pair.mixed is None:
+    if not left or pair.mixed_by is None:
         return False
     # A product with weights that a block took for one of queries and keys may be what mixes the heads.
-    return len(left) == 2 or pair.mixed in in_blocks or (pair.is_mixed and not pair.lost)
+    return len(left) == 2 or pair.mixed_by in in_blocks or (pair.is_mixed and not pair.lost_axes)
 
 
 def _has_heads_in_rows(product: Product, layouts: HeadLayouts) -> bool:

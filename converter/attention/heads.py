@@ -100,21 +100,21 @@ class HeadSearch:
             count = width // size if merged else beside
             if width % size or count == 1 or not self._are_heads(tensor, count, merged=merged):
                 continue
-            factored = _beside(tensor, Factor(count, 1), Factor(size), merged=merged)
+            factored = _left_of_head_size(tensor, Factor(count, 1), Factor(size), merged=merged)
             found.append(Labelled(tensor, factored))
-        merged_first = [labelled for labelled in found if len(labelled.factored[-1]) > 1] or found
-        return max(merged_first, key=lambda labelled: labelled.pieces, default=None)
+        merged_ones = [labelled for labelled in found if len(labelled.factored[-1]) > 1]
+        return max(merged_ones or found, key=lambda labelled: labelled.pieces, default=None)
 
     def _are_heads(self, tensor: Tensor, count: int, *, merged: bool) -> bool:
-        """True if the `count` digits left of the head size are heads: batch axes of a product, then a part of its rows.
+        """True if the `count` digits left of the head size lie in the value product's result as heads do.
 
-        In the other order they are the sequence, as in `[B, T*N*H]`. If unmerged, inner rows are the sequence, too, and
-        batch axes that do not lie in the outermost axis are more heads. If merged, other axes are windows, unless they
-        were cut from the channels. If another batch axis holds heads, these are not all.
+        tensor    [B, T, (count)(H)], or unmerged [B, T, (count), H]
+        product   [B, (digits), (digits)(T), H]     heads: batch axes, then the outer part of the rows
+                  [B, (T)(digits), H]               the sequence, if unmerged
         """
         size = self._head_size
         # The batch, the digits and the steps of the head size are numbered together, so none is mistaken for another.
-        factored = _beside(tensor, Factor(count, size), Factor(size, 1), merged=merged)
+        factored = _left_of_head_size(tensor, Factor(count, size), Factor(size, 1), merged=merged)
         if factored[0] == (Factor(tensor.shape[0]),):
             factored = ((Factor(tensor.shape[0], count * size),), *factored[1:])
         own = self._layout_at_product(Labelled(tensor, factored))
@@ -123,20 +123,21 @@ class HeadSearch:
         digits = [digit for digit in fx.all_factors(own) if size <= digit.stride < count * size]
         strides = [digit.stride for digit in digits]
         if strides != sorted(strides, reverse=True):
-            return False
+            return False  # the sequence, as in `[B, T*N*H]`
         others = [axis for axis in range(len(own) - 2) if set(digits).isdisjoint(own[axis])]
         if any(holds_heads(self._result, axis, self.layouts) for axis in others):
-            return False
+            return False  # these are not all heads
         if merged:
             return self._are_merged_heads(own[self._row_axis], digits, others)
         in_rows = [digit in digits for digit in own[self._row_axis]]
         is_sequence = any(in_rows) and (in_rows[-1] or not in_rows[0])
+        # A batch axis without labels is not in the outermost axis of the tensor: it is more heads.
         return not is_sequence and all(map(fx.only_labels, own[:-2]))
 
     def _are_merged_heads(
         self, rows: Axis, digits: Collection[Factor], others: Iterable[int]
     ) -> bool:
-        """True if the batch axes without `digits`, those of the heads, are windows; `rows` are the product's."""
+        """True if the `others`, batch axes without a digit of the heads, are windows; `rows` are the product's."""
         if any(map(self._is_of_channels, others)):
             return False
         if rows and all(digit in digits for digit in rows):
@@ -431,7 +432,7 @@ def _heads_of_axes(lead: Shape, batch: int) -> Factored:
     return fx.plain(lead[:batch]) + (fx.regroup((heads,), lead[batch:]) or ())
 
 
-def _beside(tensor: Tensor, heads: Factor, columns: Factor, *, merged: bool) -> Factored:
+def _left_of_head_size(tensor: Tensor, heads: Factor, columns: Factor, *, merged: bool) -> Factored:
     """A tensor's layout with heads left of the head size: `[.., (heads)(columns)]`, or `[.., (heads), (columns)]`."""
     if merged:
         return (*fx.plain(tensor.shape[:-1]), (heads, columns))

@@ -32,7 +32,8 @@ def join_heads(
     labelled = [place for place, factor in enumerate(factors) if factor.stride]
     tensors = dict(enumerate(heads))
     for place in reversed(labelled):
-        packs = place == labelled[0] and not form.keep_axes and output.dtype in SPLIT_TYPES
+        is_outermost = place == labelled[0]
+        packs = is_outermost and not form.keep_axes and output.dtype in SPLIT_TYPES
         front = fx.axis_size(before for before in factors[:place] if not before.stride)
         joined: dict[int, Tensor] = {}
         for first, group in _groups(tensors, factors[place]).items():
@@ -60,7 +61,7 @@ def _joinable(assembly: Assembly, parts: list[Tensor], front: int) -> list[Tenso
 
     The joined tensor is then reshaped instead of every part.
     """
-    sources = list(map(assembly.source, parts))
+    sources = list(map(assembly.before_reshape, parts))
     if _axes_after(front, sources[0].shape):
         return sources
     if _axes_after(front, parts[0].shape):

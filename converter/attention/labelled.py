@@ -102,7 +102,7 @@ class OneHead:
                 table.set(name, value)
         read = [inputs.get(index, tensor) for index, tensor in enumerate(operator.inputs)]
         shapes = [self._cut_like(output.shape, shape) for output in operator.outputs]
-        made = self.assembly.again(operator, read, self.suffix, shapes, table)
+        made = self.assembly.copy_resized(operator, read, self.suffix, shapes, table)
         return made[operator.outputs.index(self.result.tensor)]
 
     def _cut_like(self, other: Shape, shape: Shape) -> Shape:

@@ -5,7 +5,7 @@
     k [1,(K),S,H] ----------------------------------> BATCH_MATMUL          k is cut into K parts
     mask [1,1,T,S] ---------------------------------> ADD                   has no label: all heads share it
                                                           |                 the core: made per head
-    block.output [1,T,(N)(H)] <- RESHAPE <- TRANSPOSE <- ...                joined
+    block.merged [1,T,(N)(H)] <- RESHAPE <- TRANSPOSE <- ...                joined
 
 The plan depends on the graph alone, not on the order of building. See docs/head-axis.md.
 """
@@ -41,6 +41,8 @@ class Plan:
     cuts: dict[Labelled, tuple[Labelled, ...]] = field(default_factory=dict)
     old: dict[Operator, None] = field(default_factory=dict)
     labelled: dict[Tensor, Labelled] = field(default_factory=dict)
+    # The tensors at which the way up from the merged heads ended: their cuts may move farther up.
+    _entering: dict[Labelled, None] = field(default_factory=dict)
     # Operators that are not visited yet, with the layouts of heads in their results, each with its depth; and a heap of
     # them, the last one in execution order first.
     _waiting: dict[Operator, dict[Labelled, int]] = field(default_factory=dict)
@@ -48,22 +50,21 @@ class Plan:
 
     def __post_init__(self) -> None:
         """Go up from the merged heads to the tensors that are cut, each after all its readers; then place the cuts."""
-        self._read(Labelled(self.block.output, self.block.factored, self.form.keep_axes), 0)
+        self._read(self.block.merged._replace(keep_axes=self.form.keep_axes), 0)
         while self._queue:
             _, operator = heappop(self._queue)
             self._decide(operator)
         replaced = {*self.block.core, *self.old}
-        entering = list(self.cuts)
-        self.cuts.clear()
-        for labelled in entering:
+        for labelled in self._entering:
             self._place(labelled, replaced)
 
     # Up from the merged heads
 
     def _read(self, labelled: Labelled, depth: int) -> None:
+        """Visit the operator of a tensor later, or end the way up here."""
         operator = labelled.tensor.producer
         if operator is None:
-            self.cuts[labelled] = (labelled,)
+            self._entering[labelled] = None
         elif not fx.is_shared(labelled.factored):
             if operator not in self._waiting:
                 heappush(self._queue, (-self.subgraph.place(operator), operator))
@@ -79,10 +80,10 @@ class Plan:
         is_made = in_core or (may_be_made and self._is_made_alone(operator, depths))
         for labelled in depths:
             if not is_made and (self._is_free(labelled) or not self._vanishes(labelled, DEEPEST)):
-                self.cuts[labelled] = (labelled,)
+                self._entering[labelled] = None
                 continue
             self.old[operator] = None
-            if in_core and labelled.pieces == self.block.pieces:
+            if in_core and labelled.pieces == self.block.merged.pieces:
                 self.labelled.setdefault(labelled.tensor, labelled)
             for operand in self._read_in_part(labelled):
                 self._read(operand, depth + 1)

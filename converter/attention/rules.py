@@ -48,8 +48,10 @@ class ByAxes(Rule):
                     result.operator,
                     source,
                 )
-            sizes = zip(source.shape, places, strict=True)
-            factors[index] = tuple(self._axis(result, source, *pair) for pair in sizes)
+            axes: list[Axis] = []
+            for size, place in zip(source.shape, places, strict=True):
+                axes.append(self._axis(result, source, size, place))
+            factors[index] = tuple(axes)
         return factors
 
     def _axis(self, result: Labelled, source: Tensor, size: int, place: int | None) -> Axis:
@@ -60,7 +62,7 @@ class ByAxes(Rule):
         if size == result.tensor.shape[place]:
             return whole
         if self.drops_axes:
-            return fx.repeated(whole)
+            return fx.unit_axis(whole)
         if fx.tells_heads(whole):
             raise RefusedError(
                 Why.HEADS, "an axis of heads changes its length", result.operator, source
@@ -85,7 +87,10 @@ def _without_leading_ones(shape: Shape) -> Shape:
 
 
 def _aligned(result: Labelled) -> dict[int, Places]:
-    """SELECT does not broadcast; its rank-1 condition selects whole rows, which no label survives."""
+    """Elementwise operators: aligned from the right.
+
+    SELECT does not broadcast; its rank-1 condition selects whole rows, which no label survives.
+    """
     operator = result.operator
     if operator.name == "SELECT" and operator.input(0).shape not in ((), result.tensor.shape):
         raise RefusedError(
@@ -125,8 +130,8 @@ def _reduced(result: Labelled) -> dict[int, Places]:
 def _same_axes(result: Labelled) -> dict[int, Places]:
     """SPLIT, SPLIT_V and PAD operators (which shift rows of relative positions)."""
     operands = {"SPLIT": (1, 0), "SPLIT_V": (0, 2)}
-    data, steering = operands.get(result.operator.name, (0, 1))
-    integers(result.operator, steering)
+    data, sizes = operands.get(result.operator.name, (0, 1))
+    integers(result.operator, sizes)  # refuses computed ones
     return {data: range(len(result.factored))}
 
 
@@ -150,9 +155,10 @@ class Transpose(ByAxes):
         order = [kept.index(axis) for axis in integers(one.result.operator, 1) if axis in kept]
         last = len(order) - 1
         wide = [axis for axis in order if sizes[axis] > 1]
-        if wide[-2:] == [last, last - 1] and wide[:-2] == sorted(wide[:-2]):
+        exchanged = [*range(last - 1), last, last - 1]
+        if wide == [axis for axis in exchanged if sizes[axis] > 1]:
             # Apart from axes of size 1, this exchanges rows and columns, which a matrix product can absorb.
-            order = [*range(last - 1), last, last - 1]
+            order = exchanged
         read = {0: one.piece(0), 1: one.integers("perm", order)}
         return one.clone(read, tuple(sizes[axis] for axis in order))
 
@@ -231,7 +237,7 @@ class Joining(Rule):
             return dict.fromkeys(places, with_axis(result.factored, axis))
         if cut is not None:
             return dict.fromkeys(
-                places, with_axis(result.factored, axis, cut.rest or fx.repeated(whole))
+                places, with_axis(result.factored, axis, cut.rest or fx.unit_axis(whole))
             )
         return {index: self._beside(result, axis, index) for index in places}
 
@@ -264,7 +270,7 @@ class Joining(Rule):
 
     def passed_on(self, result: Labelled, head: int) -> int | None:
         cut = self._cut(result)
-        return None if cut is None else fx.mixed_index(cut.outer, head)
+        return None if cut is None else fx.index_among(cut.outer, head)
 
 
 class Broadcast(Rule):
@@ -277,7 +283,7 @@ class Broadcast(Rule):
             whole = result.factored[place]
             cut = fx.cut_axis(whole, result.tensor.shape[place] // size)
             if cut is not None:
-                axes.append(cut.rest or fx.repeated(whole))
+                axes.append(cut.rest or fx.unit_axis(whole))
             elif fx.tells_heads(whole):
                 raise RefusedError(
                     Why.HEADS, "the repeat cuts heads apart", result.operator, source

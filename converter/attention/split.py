@@ -35,7 +35,7 @@ def split_heads(
 ) -> tuple[list[Operator], list[Operator]]:
     """The operators of the block, and those that replace them (detached, in execution order).
 
-    The new ones define `block.output` and all other tensors of the block that are read outside, with heads joined.
+    The new ones define the block's output and all other tensors of the block that are read outside, with heads joined.
     """
     if not form.keep_axes and not _can_drop_axes(block):
         form = replace(form, keep_axes=True)
@@ -45,12 +45,13 @@ def split_heads(
     plan = Plan(subgraph, block, form, layouts)
     assembly = Assembly(model, constants)
     splitter = _Splitter(assembly, plan)
-    joined = {block.output: Labelled(block.output, block.factored, form.keep_axes)}
+    merged = block.merged._replace(keep_axes=form.keep_axes)
+    joined = {merged.tensor: merged}
     for tensor, labelled in plan.labelled.items():
         if read_outside(subgraph, tensor, plan.old):
             joined.setdefault(tensor, labelled)
     for tensor, labelled in joined.items():
-        pieces = [splitter.piece(labelled, head) for head in range(block.pieces)]
+        pieces = [splitter.piece(labelled, head) for head in range(merged.pieces)]
         join_heads(assembly, form, pieces, tensor, labelled.factored)
     return topological(plan.old), assembly.finished(*joined)
 
@@ -104,7 +105,7 @@ class _Splitter:
     def _scaled(self, operator: Operator, piece: Tensor, name: str) -> Tensor:
         """A scaling of the whole tensor, repeated for a piece."""
         read = [self._factor(operator.input(side), piece) for side in (0, 1)]
-        return self.assembly.again(operator, read, name, [piece.shape], operator.options)[0]
+        return self.assembly.copy_resized(operator, read, name, [piece.shape], operator.options)[0]
 
     def _factor(self, tensor: Tensor, piece: Tensor) -> Tensor:
         """The piece in the place of the whole tensor; the scalar with no more axes than the piece."""
@@ -112,11 +113,11 @@ class _Splitter:
             return piece
         if len(tensor.shape) <= len(piece.shape):
             return tensor
-        return self._part_of_constant(tensor, (), 0)
+        return self._part_of_constant(tensor, factored=(), head=0)
 
     def _word(self, count: int) -> str:
         """The name for a part of a tensor with `count` different parts."""
-        if count < self.plan.block.pieces:
+        if count < self.plan.block.merged.pieces:
             return "group"
         return "head" if self.plan.block.tiles == 1 else "piece"
 
@@ -176,7 +177,7 @@ class _Splitter:
         drops = not self.plan.form.keep_axes and not rest and tensor.dtype not in _NOT_UNPACKED
         parts = self._split(tensor, axis, fx.axis_size(lead), drops=drops)
         remaining = with_axis(factored, axis) if drops else with_axis(factored, axis, rest)
-        return self._cut_off(parts[fx.mixed_index(lead, head)], remaining, head)
+        return self._cut_off(parts[fx.index_among(lead, head)], remaining, head)
 
     def _part_of_constant(self, tensor: Tensor, factored: Factored, head: int) -> Tensor:
         """One head's part of a constant, by value."""

@@ -86,7 +86,7 @@ def _has_several(match: Match) -> bool:
     if isinstance(match, Block):
         return match.heads > 1
     products = products_among((match.softmax, *products_around(match.softmax)))
-    return match.is_attention and any(product.several for product in products)
+    return match.is_attention and any(product.may_hold_heads for product in products)
 
 
 def _callers(context: Context) -> Iterator[Operator]:
@@ -114,7 +114,7 @@ def _may_attend(graph: Subgraph, arguments: Sequence[Tensor | None] = ()) -> boo
     products = list(products_among(candidates))
     if not products:
         return False
-    if any(product.several for product in products):
+    if any(product.may_hold_heads for product in products):
         return True
     if any(operator.name == "SOFTMAX" for operator in graph):
         return True
@@ -149,7 +149,7 @@ def _site(context: Context, block: Block) -> Site:
         return site(build=builds["split"])
     preferred = target.form
     if preferred == AS_FOUND:
-        preferred = "split" if block.merged else "unpack"
+        preferred = "split" if block.shares_axis else "unpack"
     build = builds.pop(preferred)
     return site(build=build, others=builds)
 
@@ -183,9 +183,7 @@ def _build(context: Context, block: Block, form: Form, note: str) -> Rewrite:
     ):
         check = _BY_ROWS
         note = "; ".join(filter(None, (note, check.because)))
-    rewrite = context.rewrite(
-        old, new, note=note, parts=(block.output, block.factored), check=check
-    )
+    rewrite = context.rewrite(old, new, note=note, parts=block.merged, check=check)
     if block.heads == 1:
         return rewrite
     for operator in rewrite.new:

@@ -9,6 +9,7 @@ from hashlib import sha256
 from itertools import chain
 from typing import NamedTuple
 
+from edge_opt.attention.factors import all_factors
 from edge_opt.ir import DType, Model, Operator, OperatorCode, Quantization, Subgraph, Tensor
 from edge_opt.ir.operators import BUILTIN_OPERATORS, Effect, operators_that
 from edge_opt.ir.walk import cut_out, has_effects, needed_for, walked
@@ -114,13 +115,13 @@ def _hints(rewrite: Rewrite, before: Subgraph) -> list[InputHint]:
 
 def _parts(rewrite: Rewrite, outputs: Sequence[Tensor]) -> Parts | None:
     """Where the heads or tiles are in one of the outputs, if the rewrite says so."""
-    if rewrite.parts is None or rewrite.parts[0] not in outputs:
+    parts = rewrite.parts
+    if parts is None or parts.tensor not in outputs:
         return None
-    output, axes = rewrite.parts
-    factors = list(chain.from_iterable(axes))
+    factors = list(all_factors(parts.factored))
     sizes = tuple(factor.size for factor in factors)
     labelled = tuple(place for place, factor in enumerate(factors) if factor.stride)
-    return Parts(outputs.index(output), sizes, labelled)
+    return Parts(outputs.index(parts.tensor), sizes, labelled)
 
 
 def _with_reference(rewrite: Rewrite, reference: Reference) -> tuple[Model, Model]:
