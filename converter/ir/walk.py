@@ -184,7 +184,7 @@ def called_by(operators: Iterable[Operator], subgraphs: Sequence[Subgraph]) -> l
     return list(walked(called(operators), called))
 
 
-def places(
+def placements(
     graph: Subgraph,
     old: Collection[Operator],
     new: Sequence[Operator],
@@ -207,22 +207,20 @@ def places(
     added = topological(operator for operator in new if operator not in staying)
     last = max(old, key=graph.place)
     before = graph.after(last)
-    end = graph.place(last)
-    limit = end + 1
     readers = set(chain.from_iterable(tensor.readers for tensor in makers_of(added)))
     first_reader = min(readers - removed.keys(), key=graph.place, default=None)
-    if first_reader is not None and graph.place(first_reader) <= end:
+    if first_reader is not None and graph.place(first_reader) <= graph.place(last):
         before = first_reader
-        limit = graph.place(first_reader)
     for source in (tensor.producer for tensor in reads(added)):
-        if source is not None and source not in removed and graph.place(source) >= limit:
+        if source is None or source in removed or before is None:
+            continue
+        if graph.place(source) >= graph.place(before):
             raise RefusedError(Why.FRAME, "it would run after an operator that needs it", source)
     effects = [one for one in (*removed, *added) if not is_pure(one, subgraphs)]
     first = min(map(graph.place, old))
     for other in graph.operators if effects else ():
-        if not first <= graph.place(other) <= end or other in removed or other is effects[0]:
-            continue
-        if not is_pure(other, subgraphs):
+        is_between = first <= graph.place(other) <= graph.place(last)
+        if is_between and other not in removed and not is_pure(other, subgraphs):
             raise RefusedError(Why.FRAME, "it would change the order of side effects", effects[0])
     return dict.fromkeys(added, before)
 

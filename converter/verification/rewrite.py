@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 
 from edge_opt.attention.labelled import Labelled
 from edge_opt.ir import Model, Operator, Subgraph, Tensor
-from edge_opt.ir.walk import is_pure, makers_of, needed_for, places, producers, read_outside, reads
+from edge_opt.ir.walk import (
+    is_pure,
+    makers_of,
+    needed_for,
+    placements,
+    producers,
+    read_outside,
+    reads,
+)
 
 if TYPE_CHECKING:
     from edge_opt.verification.check import Check
@@ -28,8 +36,8 @@ class Rewrite:
     """The replacement of a subgraph's `old` operators by `new` ones, both in execution order.
 
     Operators in both lists stay. `check`: when it is accepted; None means the pass's check. `note`: what a user should
-    know about the converted site. `mask`: the region's mask input, if any. `parts`: a result with the layout of heads or
-    tiles that the new region computes separately; if two are equal, a run shows nothing. `chosen`: new tensors whose
+    know about the converted site. `mask`: the region's mask input, if any. `parts`: a result with the layout of heads
+    or tiles that the new region computes separately; if two are equal, a run shows nothing. `chosen`: new tensors whose
     quantization parameters the pass chose.
     """
 
@@ -74,12 +82,12 @@ class Rewrite:
         return tuple(operator for operator in self.old if operator not in staying)
 
     def order(self) -> dict[Operator, Operator | None]:
-        """Where operators go once the rewrite is part of the graph (see `edge_opt.ir.walk.places`).
+        """Where operators go once the rewrite is part of the graph (see `edge_opt.ir.walk.placements`).
 
         Raises:
             RefusedError: there is no such order, or it would reorder side effects.
         """
-        return places(self.subgraph, self.old, self.new, self.model.subgraphs)
+        return placements(self.subgraph, self.old, self.new, self.model.subgraphs)
 
     def commit(self) -> list[Operator]:
         """Commit the new region to the graph; return the old operators that stay for now.
