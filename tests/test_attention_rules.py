@@ -18,7 +18,7 @@ from edge_opt.attention.assembly import Assembly, cancel_transposes
 from edge_opt.attention.block import FORMS
 from edge_opt.attention.factors import Factor, Factored
 from edge_opt.attention.joining import join_heads
-from edge_opt.attention.labelled import Labelled
+from edge_opt.attention.labelled import Labelled, OneHead
 from edge_opt.attention.labels import HeadLayouts
 from edge_opt.attention.rules import RULES
 from edge_opt.ir import Constants, DType, Model, Operator, Subgraph, Tensor, to_bytes
@@ -104,7 +104,7 @@ def for_one_head(
         numbers[made] = numbers_of_head
         return made
 
-    result = operands.made(of, head, assembly, piece, f"head_{head}")
+    result = operands.made(OneHead(assembly, of, operands.above(of), head, piece, f"head_{head}"))
     made = assembly.finished(result)
     if not made:
         return numbers[result], made

@@ -18,7 +18,7 @@ from edge_opt.ir.refusal import RefusedError, Why
 from edge_opt.ir.walk import backward_slice, needed_for, repeated
 
 
-class Composite(Rule):
+class CompositeRule(Rule):
     """STABLEHLO_COMPOSITE, derived from its body: `rms_norm([1,N,T,H])` -> N x `rms_norm([1,1,T,H])`.
 
     The label must lead to the body's inputs and lie in each tensor in one way: a mean over H does not affect a label on
@@ -99,7 +99,9 @@ class Composite(Rule):
             if result.pieces == 1:
                 return result.tensor
             if result.tensor not in pieces:
-                pieces[result.tensor] = self._inner.made(result, 0, make, piece, name)
+                operands = self._inner.above(result)
+                inner = OneHead(make, result, operands, 0, piece, name)
+                pieces[result.tensor] = self._inner.made(inner)
             return pieces[result.tensor]
 
         made = piece(Labelled(body.outputs[0], one.result.factored))

@@ -36,6 +36,7 @@ from edge_opt.attention.labels import (
 )
 from edge_opt.attention.pairs import Pair, Product, pairs_among, products_among
 from edge_opt.attention.rules import (
+    JOINING,
     MOVEMENT,
     PROJECTIONS,
     is_product,
@@ -43,7 +44,6 @@ from edge_opt.attention.rules import (
     multiplies_activations,
 )
 from edge_opt.ir import Operator, Subgraph, Tensor
-from edge_opt.ir.operators import Effect, operators_that
 from edge_opt.ir.refusal import RefusedError, Why
 from edge_opt.ir.walk import producers, walked
 from edge_opt.shapes.inference import doubted
@@ -53,8 +53,7 @@ MOST_HEADS = 1024
 
 _MOVING = MOVEMENT | CUTTING | {"BROADCAST_TO", "TILE"}
 _ARITHMETIC = frozenset({"ADD", "SUB", "MUL", "DIV", "NEG", "CAST", "QUANTIZE", "DEQUANTIZE"})
-_JOINING = operators_that(Effect.JOINING)
-_LINEAR = _ARITHMETIC | MOVEMENT | CUTTING | _JOINING
+_LINEAR = _ARITHMETIC | MOVEMENT | CUTTING | JOINING
 
 
 def find_blocks(subgraph: Subgraph) -> Iterator[Match]:
@@ -229,7 +228,7 @@ def _kv_heads(search: HeadSearch, trace: Trace) -> int:
             if layouts.is_end(labelled, is_product):
                 # Heads that a product made are different.
                 counts.append(labelled.pieces)
-            elif labelled.operator.name in _JOINING:
+            elif labelled.operator.name in JOINING:
                 parts = set(layouts.above(labelled).values())
                 if all(part.pieces < labelled.pieces for part in parts):
                     counts.append(sum(part.pieces for part in parts))

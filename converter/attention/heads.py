@@ -26,14 +26,11 @@ from edge_opt.attention.labels import (
     head_size_axis,
     query_axis,
 )
-from edge_opt.attention.rules import ELEMENTWISE, is_product, is_projection, is_weight
+from edge_opt.attention.rules import ELEMENTWISE, JOINING, is_product, is_projection, is_weight
 from edge_opt.ir import Operator, Shape, Tensor
-from edge_opt.ir.operators import Effect, operators_that
 from edge_opt.ir.refusal import RefusedError, Why
 from edge_opt.ir.walk import producers, walked
 from edge_opt.shapes.dimension import with_axis
-
-_JOINING = operators_that(Effect.JOINING)
 
 
 @dataclass(eq=False)
@@ -176,7 +173,7 @@ class HeadSearch:
     def _batch_layout(self, output: Tensor) -> Factored:
         """The layout of the batch axes: `[B, (K), (G)]`, `[(B)(N)]`, or `[(K), (G)]` if none is the model's batch."""
         lead = output.shape[:-2]
-        if self._has_own_weights() or holds_heads(self._result, 0, self.layouts):
+        if self._has_weights_behind() or holds_heads(self._result, 0, self.layouts):
             return _heads_of_axes(lead, 0)
         if len(lead) == 1:
             return self._heads_of_axis(output)
@@ -217,13 +214,13 @@ class HeadSearch:
                     return True
         return False
 
-    def _has_own_weights(self) -> bool:
+    def _has_weights_behind(self) -> bool:
         """True if each step of the outermost axis has weights of its own behind it, which no batch has."""
         for tensor in self._tail:
             if tensor.shape[:-2] != self._result.shape[:-2]:
                 continue
             for reader in tensor.consumers:
-                if not fx.tells_heads(_own_matrices(reader, tensor)[0]):
+                if not fx.tells_heads(_labels_on_shared_batches(reader, tensor)[0]):
                     continue
                 if any(is_weight(other) for other in reader.given if other is not tensor):
                     return True
@@ -238,7 +235,7 @@ class HeadSearch:
         """
         for tensor in self._tail:
             for reader in tensor.consumers:
-                found = Labelled(tensor, _own_matrices(reader, tensor))
+                found = Labelled(tensor, _labels_on_shared_batches(reader, tensor))
                 own = None if fx.is_shared(found.factored) else self._layout_at_product(found)
                 if own is not None and fx.tells_heads(own[self._row_axis]):
                     return found
@@ -263,7 +260,7 @@ class HeadSearch:
             if len(fx.labelled_axes(labelled.factored)) > 1:
                 yield labelled  # logits at `[B, N, T, S]`
         above = list(self._above_queries(weights, self.layouts.headless_rows))
-        yield from filter(_has_own_matrices, above)
+        yield from filter(_are_batches, above)
         yield from filter(_is_repeated_for_constants, above)
         for labelled in self._sources(above):
             if any(
@@ -319,7 +316,7 @@ def has_heads_in_rows(labelled: Labelled, layouts: HeadLayouts) -> bool:
         for source in above:
             if source.tensor.is_constant or source.pieces == 1:
                 continue
-            if _has_weights_of_its_own(source):
+            if _has_own_weights(source):
                 return True
             is_end = layouts.is_end(source, is_product)
             if is_end and _steps_inside(source.factored[-1]) >= max(size, 2):
@@ -347,7 +344,7 @@ def _steps_inside(axis: Axis) -> int:
     return fx.axis_size(takewhile(lambda factor: not factor.stride, reversed(axis)))
 
 
-def _has_weights_of_its_own(labelled: Labelled) -> bool:
+def _has_own_weights(labelled: Labelled) -> bool:
     """True if labels lie on batch axes of a product with a matrix of weights for each step."""
     made = labelled.tensor.producer
     if made is None or not is_projection(made) or made.name != "BATCH_MATMUL":
@@ -381,7 +378,7 @@ def _is_made_of_heads(labelled: Labelled, layouts: HeadLayouts) -> bool:
         return False
     if is_projection(labelled.operator):
         return parts[1].pieces > 1
-    if labelled.operator.name not in _JOINING or any(part.pieces > 1 for part in parts.values()):
+    if labelled.operator.name not in JOINING or any(part.pieces > 1 for part in parts.values()):
         return False
     makers = [_made_by(part.tensor) for part in parts.values()]
     weights = {*map(_weights_among, makers)}
@@ -439,7 +436,7 @@ def _left_of_head_size(tensor: Tensor, heads: Factor, columns: Factor, *, merged
     return (*fx.plain(tensor.shape[:-2]), (heads,), (columns,))
 
 
-def _has_own_matrices(labelled: Labelled) -> bool:
+def _are_batches(labelled: Labelled) -> bool:
     """True if the labels lie on batch axes of a product, in which each row has its own matrix."""
     made = labelled.tensor.producer
     if made is None or made.name != "BATCH_MATMUL":
@@ -450,7 +447,7 @@ def _has_own_matrices(labelled: Labelled) -> bool:
 def _repeats(labelled: Labelled) -> bool:
     """True if the operator joins a tensor to itself along a labelled axis."""
     operator = labelled.tensor.producer
-    if operator is None or operator.name not in _JOINING:
+    if operator is None or operator.name not in JOINING:
         return False
     if len(set(operator.inputs)) == len(operator.inputs):
         return False
@@ -472,7 +469,7 @@ def _is_repeated_for_constants(labelled: Labelled) -> bool:
     return False
 
 
-def _own_matrices(product: Operator, tensor: Tensor) -> Factored:
+def _labels_on_shared_batches(product: Operator, tensor: Tensor) -> Factored:
     """The layout of a product's operand with labels on batch axes on which the other operand has several steps, too."""
     axes = list(fx.plain(tensor.shape))
     others = [other.shape for other in product.given if other is not tensor]

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from edge_opt.attention import factors as fx
-from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.factors import Factored
 from edge_opt.attention.labelled import Labelled, OneHead, Operands, Rule
 from edge_opt.attention.rules import RULES, is_product
@@ -40,6 +39,14 @@ def query_axis(probabilities: int) -> int:
 def head_size_axis(probabilities: int) -> int:
     """The axis of the head size H in a value product's result."""
     return -1 - probabilities
+
+
+Stop: TypeAlias = Callable[[Operator], bool]
+"""Tells at which operators a walk up ends."""
+
+
+def _nowhere(_: Operator) -> bool:
+    return False
 
 
 class HeadLayouts:
@@ -95,24 +102,14 @@ class HeadLayouts:
             _check_scales(result, operands[index])
         return operands
 
-    def made(
-        self,
-        result: Labelled,
-        head: int,
-        assembly: Assembly,
-        make: Callable[[Labelled], Tensor],
-        suffix: str,
-    ) -> Tensor:
-        """Make the result for one head by its operator's rule; `make` gives the head's parts of the operands."""
-        rule = self.rules[result.operator.name]
-        one = OneHead(assembly, result, self.above(result), head, make, suffix)
-        operand = rule.passed_on(result, head)
+    def made(self, one: OneHead) -> Tensor:
+        """Make the result for one head by its operator's rule."""
+        rule = self.rules[one.result.operator.name]
+        operand = rule.passed_on(one.result, one.head)
         made = rule.made(one) if operand is None else one.piece(operand)
-        return one.reshaped(made, result.piece_shape)
+        return one.reshaped(made, one.result.piece_shape)
 
-    def is_end(
-        self, labelled: Labelled, stop: Callable[[Operator], bool] = lambda _: False
-    ) -> bool:
+    def is_end(self, labelled: Labelled, stop: Stop = _nowhere) -> bool:
         """True if a walk up ends at this tensor.
 
         All heads see the same, `stop` is true for the operator that makes it, or the label cannot be followed.
@@ -123,30 +120,23 @@ class HeadLayouts:
     def upwards(
         self,
         starts: Iterable[Labelled],
-        stop: Callable[[Operator], bool] = lambda _: False,
+        stop: Stop = _nowhere,
         known: Container[Labelled] = (),
     ) -> Iterator[Labelled]:
         """The starts and all tensors above them, each with its layout of heads, up to the ends and the `known` ones."""
 
         def above(labelled: Labelled) -> Iterable[Labelled]:
-            return (
-                ()
-                if labelled in known or self.is_end(labelled, stop)
-                else self.above(labelled).values()
-            )
+            if labelled in known or self.is_end(labelled, stop):
+                return ()
+            return self.above(labelled).values()
 
         return walked(starts, above)
 
-    def ends(
-        self, walk: Iterable[Labelled], stop: Callable[[Operator], bool] = lambda _: False
-    ) -> Iterator[Labelled]:
+    def ends(self, walk: Iterable[Labelled], stop: Stop = _nowhere) -> Iterator[Labelled]:
         """The tensors of a walk up at which it ends and whose pieces differ, without constants."""
         for labelled in walk:
-            if (
-                not labelled.tensor.is_constant
-                and labelled.pieces > 1
-                and self.is_end(labelled, stop)
-            ):
+            differs = labelled.pieces > 1 and not labelled.tensor.is_constant
+            if differs and self.is_end(labelled, stop):
                 yield labelled
 
 

@@ -11,7 +11,7 @@ position.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain, islice
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,7 @@ from edge_opt.attention.labelled import along
 from edge_opt.attention.labels import HeadLayouts
 from edge_opt.ir import DType, Operator, Subgraph, Tensor
 from edge_opt.ir.refusal import RefusedError, Why
-from edge_opt.ir.walk import backward_slice, only_reader, producers, reads, walked
+from edge_opt.ir.walk import backward_slice, makers_of, only_reader, producers, reads, walked
 
 _HALF_A_STEP = 0.501  # quantizers divide in float32
 _MOST_STEPS = 64  # from the positions to a cosine, and behind it; real ones have under thirty
@@ -52,7 +52,7 @@ class Rotary:
         """True if the float model's constants replace all quantized ones."""
         if not self.exact:
             return False
-        read = chain.from_iterable(operator.given for operator in self.operators)
+        read = reads(self.operators)
         quantized = {tensor for tensor in read if tensor.is_constant and is_code(tensor)}
         return self.exact.keys() >= quantized
 
@@ -183,9 +183,12 @@ def find_rotary(graph: Subgraph, exact: Mapping[Tensor, Tensor] | None = None) -
         leading = list(walked([operator], producers, _MOST_STEPS + 1))
         if len(leading) > _MOST_STEPS:
             continue
-        made = chain.from_iterable(each.outputs for each in leading)
         sources = [tensor for tensor in reads(leading) if not tensor.is_constant]
-        if len(sources) == 1 and _is_position(sources[0], graph) and any(map(is_code, made)):
+        if (
+            len(sources) == 1
+            and _is_position(sources[0], graph)
+            and any(map(is_code, makers_of(leading)))
+        ):
             leading.sort(key=graph.place)
             following = islice(_following(graph, operator), _MOST_STEPS)
             yield Rotary(sources[0], (*leading, *following), exact or {})

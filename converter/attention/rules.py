@@ -234,12 +234,12 @@ class Joining(Rule):
         if cut is None and fx.tells_heads(whole):
             raise RefusedError(Why.HEADS, "the joined parts are not the heads", result.operator)
         if result.operator.name == "PACK":
-            return dict.fromkeys(places, with_axis(result.factored, axis))
-        if cut is not None:
-            return dict.fromkeys(
-                places, with_axis(result.factored, axis, cut.rest or fx.unit_axis(whole))
-            )
-        return {index: self._beside(result, axis, index) for index in places}
+            part = with_axis(result.factored, axis)
+        elif cut is not None:
+            part = with_axis(result.factored, axis, cut.rest or fx.unit_axis(whole))
+        else:
+            return {index: self._beside(result, axis, index) for index in places}
+        return dict.fromkeys(places, part)
 
     @staticmethod
     def _axis(result: Labelled) -> int:
@@ -266,7 +266,7 @@ class Joining(Rule):
             return None
         if result.operator.name == "PACK":
             return None if cut.rest else cut
-        return None if result.operator.option("fused_activation_function") else cut
+        return None if result.operator.has_activation else cut
 
     def passed_on(self, result: Labelled, head: int) -> int | None:
         cut = self._cut(result)
@@ -331,6 +331,7 @@ class FullyConnected(Rule):
 
 MOVEMENT = operators_that(Effect.REARRANGING)
 ELEMENTWISE = operators_that(Effect.ELEMENTWISE)
+JOINING = operators_that(Effect.JOINING)
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys((*ELEMENTWISE, "SELECT"), Elementwise(_aligned, drops_axes=True)),

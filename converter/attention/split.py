@@ -13,10 +13,10 @@ import numpy as np
 from edge_opt.attention import factors as fx
 from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.block import Block, Form
-from edge_opt.attention.composites import Composite
+from edge_opt.attention.composites import CompositeRule
 from edge_opt.attention.factors import Factored
 from edge_opt.attention.joining import SPLIT_TYPES, join_heads
-from edge_opt.attention.labelled import Labelled, unlabelled
+from edge_opt.attention.labelled import Labelled, OneHead, unlabelled
 from edge_opt.attention.labels import HeadLayouts
 from edge_opt.attention.plan import Plan
 from edge_opt.attention.rules import MOVEMENT, RULES
@@ -41,7 +41,7 @@ def split_heads(
         form = replace(form, keep_axes=True)
     layouts = block.layouts
     if form.above and form.composites:
-        layouts = HeadLayouts({**RULES, COMPOSITE: Composite(model)})
+        layouts = HeadLayouts({**RULES, COMPOSITE: CompositeRule(model)})
     plan = Plan(subgraph, block, form, layouts)
     assembly = Assembly(model, constants)
     splitter = _Splitter(assembly, plan)
@@ -93,7 +93,9 @@ class _Splitter:
         name = self._name(labelled.factored, head)
         if labelled not in self.plan.cuts:
             make = partial(self.piece, head=head)
-            return self.plan.layouts.made(labelled, head, self.assembly, make, name)
+            operands = self.plan.layouts.above(labelled)
+            one = OneHead(self.assembly, labelled, operands, head, make, name)
+            return self.plan.layouts.made(one)
         steps = self.plan.cuts[labelled]
         whole = self._source(steps)
         piece = self._cut_off(whole, labelled.factored, head)

@@ -269,6 +269,12 @@ class Operator:
         value: int | float | bool = options.get(name)
         return value
 
+    @property
+    def has_activation(self) -> bool:
+        """True if an activation is fused into the operator, which then clips its result."""
+        options = self.options
+        return options is not None and bool(options.fields.get("fused_activation_function"))
+
     def on(self, other: Callable[[Tensor], Tensor]) -> Operator:
         """A copy, in no subgraph yet, on other tensors: `other(t)` in place of each tensor `t`."""
         inputs = [None if tensor is None else other(tensor) for tensor in self.inputs]

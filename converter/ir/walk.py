@@ -131,7 +131,7 @@ def still_needed(
     indirectly; tensors that `new` operators define do not count.
     """
     inside = set(old)
-    read_anew = set(chain.from_iterable(operator.given for operator in new))
+    read_anew = set(reads(new))
     defined = makers_of(new)
     wanted: list[Tensor] = []
     for tensor in makers_of(old):

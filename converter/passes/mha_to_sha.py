@@ -123,35 +123,42 @@ def _may_attend(graph: Subgraph, arguments: Sequence[Tensor | None] = ()) -> boo
 
 
 def _site(context: Context, block: Block) -> Site:
-    """The site of a block, or the reason why it is neither split into heads nor cut into rows.
+    """The site of a block of several heads, or the reason why it is not split.
 
     Heads and rows are cut in one rewrite, so that a tile's heads are joined to finished rows.
     """
     target = context.target.for_attention(block)
-    is_single = block.heads == 1
-    note = ""
+    if block.heads == 1:
+        return _single_head_site(context, target, block)
     site = partial(Site, block.softmax, heads=block.heads, kv_heads=block.kv_heads)
-    no_gain = "" if is_single else context.target.no_gain(context.signature, block)
+    no_gain = context.target.no_gain(context.signature, block)
     if no_gain:
         text = f"target '{context.target.name}' gains nothing from splitting {no_gain}"
         return site(reason=Reason(Why.NO_GAIN, text), is_settled=True)
+    note = ""
+    tiled = block
     try:
         tiled = _tiled(target, block)
     except RefusedError as refused:
-        if is_single:
-            return Site(block.softmax, reason=refused.reason)
-        tiled = block
         note = f"rows are not cut: {refused}"
-    if is_single and tiled is block:
-        return site(reason=Reason(Why.SINGLE_HEAD, "already single-head"), is_settled=True)
     builds = {name: partial(_build, context, tiled, form, note) for name, form in FORMS.items()}
-    if is_single:
-        return site(build=builds["split"])
     preferred = target.form
     if preferred == AS_FOUND:
         preferred = "split" if block.shares_axis else "unpack"
     build = builds.pop(preferred)
     return site(build=build, others=builds)
+
+
+def _single_head_site(context: Context, target: Target, block: Block) -> Site:
+    """The site of a single head, whose rows may be cut, or the reason why they are not."""
+    try:
+        tiled = _tiled(target, block)
+    except RefusedError as refused:
+        return Site(block.softmax, reason=refused.reason)
+    site = partial(Site, block.softmax, heads=1, kv_heads=block.kv_heads)
+    if tiled is block:
+        return site(reason=Reason(Why.SINGLE_HEAD, "already single-head"), is_settled=True)
+    return site(build=partial(_build, context, tiled, FORMS["split"], ""))
 
 
 def _tiled(target: Target, block: Block) -> Block:

@@ -231,8 +231,6 @@ def _computing(model: Model) -> set[Hashable]:
     """The operators that do more than move data, with their options."""
     found: set[Hashable] = set()
     for operator in model.operators():
-        options = operator.options
-        is_clipped = options is not None and options.fields.get("fused_activation_function")
-        if operator.name not in _MOVES or is_clipped:
-            found.add((operator.code, key_of(options)))
+        if operator.name not in _MOVES or operator.has_activation:
+            found.add((operator.code, key_of(operator.options)))
     return found

@@ -44,9 +44,9 @@ class Parts:
 class Trial:
     """Inputs and conditions for running two versions of a region.
 
-    `hints` describe the inputs by position (none: plain data). With `every_below`, the only input takes the integers from
-    0 to below that in turn, and some beyond both ends, for which the first version gets the nearest of those. The first
-    version is `clipped` at these codes, the second may exceed them. `parts` must differ, or nothing is shown.
+    `hints` describe the inputs by position (none: plain data). With `every_below`, the only input takes the integers
+    from 0 to below that in turn, and some beyond both ends, for which the first version gets the nearest of those. The
+    first version is `clipped` at these codes, the second may exceed them. `parts` must differ, or nothing is shown.
     `extremes` are the kinds of extreme inputs to run as well, and `scales` the fractions of their range that quantized
     operands fill, in one run each. Differences are measured with `tolerance`.
     """
