@@ -23,7 +23,7 @@ from edge_opt.attention.labelled import Labelled
 from edge_opt.attention.labels import HeadLayouts
 from edge_opt.attention.pairs import products_among
 from edge_opt.conversion import SitesSkippedError, convert
-from edge_opt.conversion.result import entry_points
+from edge_opt.conversion.result import entry_point_table
 from edge_opt.ir import Constants, Model, Subgraph, to_bytes
 from edge_opt.ir.parse import parse
 from edge_opt.ir.text import to_text
@@ -1208,7 +1208,7 @@ def test_signatures_that_share_a_subgraph_are_converted_together_and_told_so() -
         (each.name, each.blocks_converted, each.blocks, each.shares) for each in result.signatures
     ]
     assert found == [("first", 1, 1, ("second",)), ("second", 1, 1, ("first",))]
-    assert [row[0] for row in entry_points(result)][1:] == [
+    assert [row[0] for row in entry_point_table(result)][1:] == [
         "first (also second)",
         "second (also first)",
     ]
