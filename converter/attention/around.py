@@ -139,10 +139,10 @@ def _keeps_probabilities(operator: Operator, tensor: Tensor) -> bool:
     """True if each element of the results belongs to one of the tensor: a mask, a guard against NaN, a clip, a part."""
     if operator.name in ELEMENTWISE and operator.outputs[0].elements == tensor.elements:
         return True
-    return _maps(operator, tensor, _FOLLOWED_DOWN)
+    return _depends_only_on(operator, tensor, _FOLLOWED_DOWN)
 
 
-def _maps(operator: Operator, tensor: Tensor, allowed: frozenset[str]) -> bool:
+def _depends_only_on(operator: Operator, tensor: Tensor, allowed: frozenset[str]) -> bool:
     """True if the operator's results depend only on this tensor and on scalars."""
     if operator.name == "PACK" and len(operator.inputs) > 1:
         return False
@@ -163,7 +163,7 @@ def tail_of(products: ValueProducts) -> list[Tensor]:
             if result in parts:
                 continue
             held = [parts[operand] for operand in reader.inputs if operand in parts]
-            maps = _maps(reader, tensor, _REARRANGED) and len(reader.outputs) == 1
+            maps = _depends_only_on(reader, tensor, _REARRANGED) and len(reader.outputs) == 1
             # All inputs are made of products: the ADD of two segments of keys, or a gate.
             combines = reader.name in ELEMENTWISE and len(held) == len(reader.inputs)
             if maps or combines:

@@ -43,10 +43,10 @@ FORM_NAMES = (AS_FOUND, *FORMS)
 class Block:
     """The attention block of one layer.
 
-    `merged` is the tensor that holds all heads side by side. `logits` are the logits products with the factors of their
-    results, `core` the operators from these to `merged`. `kv_heads` is K, `query_length` T, `key_lengths` the segments
-    of keys (S, or S and T), `head_size` H. Each of the N heads is a piece; if rows are cut into `tiles`, there are
-    N*tiles pieces, and `query_length` is a tile's.
+    `merged` is the tensor that holds all heads side by side. `logits` are the logits products with the layout of heads
+    in their results, `core` the operators from these to `merged`. `kv_heads` is K, `query_length` T, `key_lengths` the
+    segments of keys (S, or S and T), `head_size` H. Each of the N heads is a piece; if rows are cut into `tiles`, there
+    are N*tiles pieces, and `query_length` is a tile's.
 
     A single head is one piece without a label: `merged` is the (sum of the) value product(s), and `logits` and `core`
     are empty.
@@ -60,7 +60,7 @@ class Block:
     value_products: ValueProducts
     layouts: HeadLayouts
     kv_heads: int = 1
-    logits: dict[Operator, Factored] = field(default_factory=dict)
+    logits: dict[Operator, Labelled] = field(default_factory=dict)
     core: frozenset[Operator] = frozenset()
     tiles: int = 1
     is_attention: ClassVar[bool] = True
@@ -154,8 +154,8 @@ def _with_rows(block: Block, count: int) -> Iterator[Factored]:
 
 def _has_tiles(trace: Trace, block: Block) -> bool:
     """True if the tiles lie in the rows of each value product, and so in the queries' sequence."""
-    for product, factored in trace.value_products.items():
-        rows = factored[query_axis(block.value_products[product])]
+    for product, result in trace.value_products.items():
+        rows = result.factored[query_axis(block.value_products[product])]
         if not any(factor.stride * factor.size > block.heads for factor in rows):
             return False
     return True

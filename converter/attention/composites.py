@@ -15,7 +15,7 @@ from edge_opt.base.words import name_below
 from edge_opt.ir import Constants, Model, Subgraph, Tensor
 from edge_opt.ir.composites import BODY, body_of, checked_body, composites
 from edge_opt.ir.refusal import RefusedError, Why
-from edge_opt.ir.walk import backward_slice, needed_for, repeated
+from edge_opt.ir.walk import backward_slice, copy_operator, needed_for
 
 
 class CompositeRule(Rule):
@@ -114,7 +114,7 @@ class CompositeRule(Rule):
         copies = {tensor: replace(tensor, is_variable=False) for tensor in arguments}
         graph.inputs = list(copies.values())
         for operator in needed_for([made], operators):
-            graph.append(repeated(operator, copies, lambda tensor: tensor.name))
+            graph.append(copy_operator(operator, copies, lambda tensor: tensor.name))
         graph.outputs = [copies[made]]
         for tensor in copies.values():
             graph.add_tensor(tensor)

@@ -154,8 +154,7 @@ def _block(search: HeadSearch) -> Block:
     probabilities = search.value_products[product]
     result = product.outputs[0]
     head_size = result.shape[head_size_axis(probabilities)]
-    own = trace.value_products.get(product, fx.plain(result.shape))
-    of_one_head = fx.piece_shape(own, keep_axes=True)
+    of_one_head = trace.value_products.get(product, unlabelled(result)).full_shape
     scores = trace.logits or search.scores
     rows = result.elements // head_size  # of all heads, N * B * T
     # Heads may lie between the rows, so rows are counted and not matrices.
@@ -196,11 +195,8 @@ def _check_products(search: HeadSearch, trace: Trace) -> None:
     for product in dict.fromkeys([*search.value_products, *search.scores]):
         if not multiplies_activations(product):
             continue
-        result = product.outputs[0]
-        own = (
-            trace.value_products.get(product) or trace.logits.get(product) or fx.plain(result.shape)
-        )
-        labelled = Labelled(result, own)
+        found = trace.value_products.get(product) or trace.logits.get(product)
+        labelled = found or unlabelled(product.outputs[0])
         has_rows = product in search.scores and has_heads_in_rows(labelled, search.layouts)
         if has_rows or _has_heads_in_batch(labelled, search.layouts):
             raise labelled.refusal("a product of one head would still hold several")
@@ -221,8 +217,7 @@ def _kv_heads(search: HeadSearch, trace: Trace) -> int:
     """K: the number of different keys or values among heads, before any repeat for several heads."""
     counts = [1]
     layouts = search.layouts
-    for product, factored in trace.value_products.items():
-        result = Labelled(product.outputs[0], factored)
+    for product, result in trace.value_products.items():
         values = layouts.above(result)[1 - search.value_products[product]]
         for labelled in layouts.upwards([values], is_product):
             if layouts.is_end(labelled, is_product):

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from edge_opt.attention import factors as fx
-from edge_opt.attention.factors import Factored
 from edge_opt.attention.labelled import Labelled, OneHead, Operands, Rule
 from edge_opt.attention.rules import RULES, is_product
 from edge_opt.ir import Operator, Tensor
@@ -165,13 +164,13 @@ def _has_other_scale(one: Tensor, other: Tensor) -> bool:
 class Trace:
     """The path of the head label from the `merged` heads up to the products of queries and keys.
 
-    `value_products` and `logits`, the products of queries and keys, have the factors of their results. `core` are the
-    operators from `logits` on, `refusal` the first reason why the label was not followed further.
+    `value_products` and `logits`, the products of queries and keys, have their results with the layout of heads. `core`
+    are the operators from `logits` on, `refusal` the first reason why the label was not followed further.
     """
 
     merged: Labelled
-    value_products: dict[Operator, Factored] = field(default_factory=dict)
-    logits: dict[Operator, Factored] = field(default_factory=dict)
+    value_products: dict[Operator, Labelled] = field(default_factory=dict)
+    logits: dict[Operator, Labelled] = field(default_factory=dict)
     core: frozenset[Operator] = frozenset()
     refusal: RefusedError | None = None
 
@@ -203,11 +202,11 @@ def trace_heads(merged: Labelled, value_products: ValueProducts, layouts: HeadLa
         operator = labelled.operator
         sources = list(found.values())
         if operator in value_products:
-            trace.value_products[operator] = labelled.factored
+            trace.value_products[operator] = labelled
             sources = [found[value_products[operator]]]  # the probabilities
             is_behind_values = False
         elif is_product(operator) and not is_behind_values and labelled.pieces > 1:
-            trace.logits[operator] = labelled.factored
+            trace.logits[operator] = labelled
             return
         for source in sources:
             if source.tensor.producer is not None:
@@ -228,9 +227,8 @@ def _check_logits(trace: Trace) -> None:
         raise trace.refusal or RefusedError(
             Why.HEADS, "no product of queries and keys carries the heads", end
         )
-    for product, factored in trace.logits.items():
-        count = fx.piece_count(factored)
-        if count != trace.merged.pieces:
+    heads = trace.merged.pieces
+    for product, result in trace.logits.items():
+        if result.pieces != heads:
             text = "not every head reaches the logits"
-            heads = str(trace.merged.pieces)
-            raise RefusedError(Why.HEADS, text, product, None, heads, str(count))
+            raise RefusedError(Why.HEADS, text, product, None, str(heads), str(result.pieces))

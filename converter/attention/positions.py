@@ -62,7 +62,7 @@ class Rotary:
         return self.operators[-1].outputs[0]
 
     @cached_property
-    def form(self) -> FloatForm:
+    def float_form(self) -> FloatForm:
         """The operators in float; raises RefusedError if one is not supported."""
         return in_float(self.position, self.operators, self.exact)
 
@@ -73,7 +73,7 @@ class Rotary:
         Raises:
             RefusedError: an entry depends on several positions, or they have no axis of their own.
         """
-        _ = self.form  # raises if an operator is not supported
+        _ = self.float_form  # raises if an operator is not supported
         count = self.position.elements
         shape = self.result.shape
         if count == 1 and 1 in shape:
@@ -107,7 +107,7 @@ class Rotary:
         axis = self.axes[self.result]
         sizes = list(self.result.shape)
         sizes[axis] = -1
-        results = [run.arrays[self.form.result] for run in self.form.runs(count)]
+        results = [run.arrays[self.float_form.result] for run in self.float_form.runs(count)]
         # `[.., T, .., R]`: the runs follow each other along the axis of the positions.
         parts = [np.moveaxis(result, -1, axis).reshape(sizes) for result in results]
         return np.concatenate(parts, axis).take(range(count), axis)
@@ -117,8 +117,8 @@ class Rotary:
         axes = self.axes
         has_axis = self.position.elements > 1
         beyond = count
-        for run in self.form.runs(count):
-            for tensor, stored in self.form.angles:
+        for run in self.float_form.runs(count):
+            for tensor, stored in self.float_form.angles:
                 *places, number = np.nonzero(_cannot_store(stored, run.arrays[tensor]))
                 steps = places[axes[stored]] if has_axis and stored in axes else 0
                 beyond = int((run.first[number] + steps).min(initial=beyond))

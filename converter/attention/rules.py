@@ -38,10 +38,8 @@ class ByAxes(Rule):
         factors: Factors = {}
         for index, places in self._places(result).items():
             source = result.operator.input(index)
-            beyond = any(
-                place is not None and not 0 <= place < len(result.factored) for place in places
-            )
-            if beyond or len(places) != len(source.shape):
+            is_beyond = not {*places} <= {None, *range(len(result.factored))}
+            if is_beyond or len(places) != len(source.shape):
                 raise RefusedError(
                     Why.INVALID_MODEL,
                     "the recorded shapes are inconsistent",

@@ -50,9 +50,9 @@ def split_heads(
     for tensor, labelled in plan.labelled.items():
         if read_outside(subgraph, tensor, plan.old):
             joined.setdefault(tensor, labelled)
-    for tensor, labelled in joined.items():
+    for labelled in joined.values():
         pieces = [splitter.piece(labelled, head) for head in range(merged.pieces)]
-        join_heads(assembly, form, pieces, tensor, labelled.factored)
+        join_heads(assembly, pieces, labelled)
     return topological(plan.old), assembly.finished(*joined)
 
 
@@ -61,10 +61,10 @@ def _can_drop_axes(block: Block) -> bool:
 
     Tiles of rows have no axis to drop.
     """
-    for factored in block.logits.values():
-        if len(fx.piece_axes(factored, keep_axes=False)) < 3:
+    for result in block.logits.values():
+        if len(fx.piece_axes(result.factored, keep_axes=False)) < 3:
             return False
-        if any(axis and fx.only_labels(axis) for axis in factored[-2:]):
+        if any(axis and fx.only_labels(axis) for axis in result.factored[-2:]):
             return False
     return block.tiles == 1
 

@@ -209,26 +209,20 @@ def _verified(result: ConversionResult) -> str:
     alike = sum(bool(proof.like) for proof in proofs)
     repeats = f"; {alike} repeat their structure" if alike else ""
     ran = f" ({len(proofs) - alike} run{repeats})"
-    if all(isinstance(proof.check, Exact) for proof in proofs):
-        text = f", bit-identical{ran}{_except_by_rounding(proofs)}"
-    else:
+    bounded = [proof for proof in proofs if not proof.bitwise]
+    text = f", bit-identical{ran}"
+    if not all(isinstance(proof.check, Exact) for proof in proofs):
         detail = _largest_difference(result.converted) or "no difference"
         text = f", verified within the tolerance of each pass{ran}: {detail}"
+    elif bounded:
+        where = " on the reference kernels" if all(map(_ran_on_reference, bounded)) else ""
+        notes = dict.fromkeys(proof.note for proof in bounded)
+        text += f"{where}; {'; '.join(notes)}"
     if result.verified == "full":
         text += ", and the whole models compared"
         if result.not_compared:
             text += f" except {', '.join(result.not_compared)}, which a pass changes on purpose"
     return text
-
-
-def _except_by_rounding(proofs: Iterable[Proof]) -> str:
-    """Where bits are the same, if not on all kernels; empty if they are."""
-    bounded = [proof for proof in proofs if not proof.bitwise]
-    if not bounded:
-        return ""
-    where = " on the reference kernels" if all(map(_ran_on_reference, bounded)) else ""
-    notes = dict.fromkeys(proof.note for proof in bounded)
-    return f"{where}; {'; '.join(notes)}"
 
 
 def _largest_difference(converted: Iterable[Verdict]) -> str:

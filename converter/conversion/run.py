@@ -270,7 +270,7 @@ class _Rewriting:
         audit = Audit(model)
         with doubted(model.subgraphs):
             for graph, name in owners.items():
-                self._run(passes, self._context(model, graph, part.signature(name), audit))
+                self._run(passes, part, graph, part.signature(name), audit)
         sites = self.result.sites[done:]
         is_converted = _any_converted(sites)
         if is_converted:
@@ -284,20 +284,6 @@ class _Rewriting:
         if is_converted:
             models.mark_converted(model, self.target.name)
 
-    def _context(self, model: Model, graph: Subgraph, signature: str, audit: Audit) -> Context:
-        return Context(
-            model,
-            graph,
-            signature,
-            self.target,
-            Constants(model),
-            verifier=self.verifier,
-            on_site=self._add,
-            positions=self.positions,
-            exported=self.exported,
-            audit=audit,
-        )
-
     def _store(self, part: Part) -> None:
         """Have weights and operator codes where the target reads them."""
         if self.target.external_weights is False and cleanup.take_weights_inside(part.model):
@@ -305,15 +291,29 @@ class _Rewriting:
         if self.target.new_operator_codes is False and cleanup.fill_old_codes(part.model):
             part.changed = True
 
-    def _run(self, passes: Iterable[Pass], context: Context) -> None:
+    def _run(
+        self, passes: Iterable[Pass], part: Part, graph: Subgraph, signature: str, audit: Audit
+    ) -> None:
         """Run passes on one entry point, and look for attention that is left after it was split."""
+        context = Context(
+            part.model,
+            graph,
+            signature,
+            self.target,
+            Constants(part.model),
+            verifier=self.verifier,
+            on_site=self._add,
+            positions=self.positions,
+            exported=self.exported,
+            audit=audit,
+        )
         if self.texts is not None:
-            self.texts.write(context.signature, "input", context.subgraph)
+            self.texts.write(signature, "input", graph)
         for chosen in passes:
-            operators = set(context.subgraph.operators)
+            operators = set(graph.operators)
             verdicts = run_pass(chosen, context)
             if self.texts is not None and _any_converted(verdicts):
-                self.texts.write(context.signature, chosen.name, context.subgraph)
+                self.texts.write(signature, chosen.name, graph)
             if isinstance(chosen, MhaToSha):
                 for verdict in left_over(context, verdicts, operators):
                     self._add(verdict)

@@ -28,7 +28,7 @@ Shape = tuple[int, ...]
 
 _NO_TABLE = new_table("Tensor").key()
 # Fields of the file's table that a `Tensor` has itself. All others count, also those of newer schemas.
-_ATTRIBUTES = (
+_MODELLED_FIELDS = (
     "name",
     "shape",
     "type",
@@ -121,7 +121,7 @@ class Tensor:
     @property
     def kind(self) -> Hashable:
         """Everything that gives the bytes their meaning: type, shape, quantization, and fields such as sparsity."""
-        others = _NO_TABLE if self.table is None else self.table.key(_ATTRIBUTES)
+        others = _NO_TABLE if self.table is None else self.table.key(_MODELLED_FIELDS)
         return self.dtype, self.shape, (self.quantization or NOT_QUANTIZED).key(), others
 
     @property

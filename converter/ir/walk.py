@@ -286,7 +286,7 @@ def _copied_graph(
     graph.inputs = [copied(tensor) for tensor in inputs]
     for operator in operators:
         new = graph.append(operator.on(copied))
-        new.table = own_fields(operator)
+        new.table = unmodelled_fields(operator)
         new.options = renumbered(operator.options, places)
     graph.outputs = [copied(tensor) for tensor in outputs]
     return graph
@@ -309,21 +309,21 @@ def cut_signature(
 
 
 # Fields of an operator's table that an `Operator` has itself, or that count places in the file.
-_ATTRIBUTES = {
+_MODELLED_FIELDS = {
     "opcode_index", "inputs", "outputs", "intermediates", "builtin_options", "builtin_options_type",
     "builtin_options_2", "builtin_options_2_type", "large_custom_options_offset", "large_custom_options_size",
     "debug_metadata_index",
 }  # fmt: skip
 
 
-def own_fields(operator: Operator) -> Table | None:
+def unmodelled_fields(operator: Operator) -> Table | None:
     """All other fields of an operator's table, such as custom options; None if there are none."""
     fields = {} if operator.table is None else operator.table.fields
-    own = {name: value for name, value in fields.items() if name not in _ATTRIBUTES}
+    own = {name: value for name, value in fields.items() if name not in _MODELLED_FIELDS}
     return new_table("Operator", **own) if own else None
 
 
-def repeated(
+def copy_operator(
     operator: Operator, copies: dict[Tensor, Tensor], name: Callable[[Tensor], str]
 ) -> Operator:
     """A copy of the operator, in no subgraph, on `copies` of its tensors; missing copies are added."""

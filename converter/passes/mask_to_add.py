@@ -132,14 +132,10 @@ def _masked_softmax(select: Operator, softmax: Operator, path: list[Operator]) -
         )
     if select.name == "SELECT" and condition.shape not in ((), result.shape):
         raise RefusedError(Why.MASK, "SELECT's condition chooses whole rows", select, condition)
-    masked = select.input(1)
-    logits = select.input(2)
+    masked_when = _uniform(select.input(1), parameters) is not None
+    masked = select.input(1 if masked_when else 2)
+    logits = select.input(2 if masked_when else 1)
     constant = _uniform(masked, parameters)
-    masked_when = constant is not None
-    if constant is None:
-        masked = select.input(2)
-        logits = select.input(1)
-        constant = _uniform(masked, parameters)
     if constant is None:
         raise RefusedError(
             Why.MASK, "no operand of the SELECT is a uniform constant", select, masked
@@ -277,12 +273,12 @@ def _flag(make: Assembly, site: MaskedSoftmax) -> _Flag:
     maker = compared.producer
     number = None if maker is None else _number_compared(maker)
     if maker is None or (number is None and maker.name != "LOGICAL_NOT"):
-        return _of_boolean(make, name, site.condition, [], is_masked=site.masked_when)
+        return _flag_of_boolean(make, name, site.condition, [], is_masked=site.masked_when)
     operand = next(one for one in maker.inputs if one is not None and one is not number)
     source, above = look_through(operand, ("RESHAPE",))
     chain = [*above[::-1], maker, *below[::-1]]
     if number is None:
-        return _of_boolean(make, name, source, chain, is_masked=not site.masked_when)
+        return _flag_of_boolean(make, name, source, chain, is_masked=not site.masked_when)
     kind = maker.name if site.masked_when else _OPPOSITE[maker.name]
     # If it had more axes than the source, the number compared with would add axes to the mask.
     array = number.array().reshape(())
@@ -305,7 +301,7 @@ def _number_compared(operator: Operator) -> Tensor | None:
     return numbers[0] if len(numbers) == 1 else None
 
 
-def _of_boolean(
+def _flag_of_boolean(
     make: Assembly, name: str, source: Tensor, chain: list[Operator], *, is_masked: bool
 ) -> _Flag:
     """The flag of a boolean source, whose masked entries are true or false."""

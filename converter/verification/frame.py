@@ -40,9 +40,9 @@ def check_frame(rewrite: Rewrite) -> None:
             )
     for tensor in reads((*rewrite.old, *rewrite.new)):
         if tensor.is_blockwise:
-            where = "its scales are named by a place in its own subgraph"
-            raise RefusedError(Why.QUANTIZATION, f"'{tensor.name}' is quantized by blocks: {where}")
-    defined = _defined(rewrite)
+            why = "its scales are named by a place in its own subgraph"
+            raise RefusedError(Why.QUANTIZATION, f"'{tensor.name}' is quantized by blocks: {why}")
+    defined = _check_definitions(rewrite)
     if not rewrite.changed():
         raise RefusedError(
             Why.FRAME, "nothing reads the region's results, so they cannot be verified"
@@ -53,7 +53,7 @@ def check_frame(rewrite: Rewrite) -> None:
     rewrite.order()
 
 
-def _defined(rewrite: Rewrite) -> Collection[Tensor]:
+def _check_definitions(rewrite: Rewrite) -> Collection[Tensor]:
     """Tensors that the new region defines, each once, from constants and the old region's inputs."""
     known = set(reads(rewrite.old))
     own = makers_of(rewrite.old)
