@@ -100,8 +100,8 @@ class CompositeRule(Rule):
                 return result.tensor
             if result.tensor not in pieces:
                 operands = self._inner.above(result)
-                inner = OneHead(make, result, operands, 0, piece, name)
-                pieces[result.tensor] = self._inner.made(inner)
+                one_inside = OneHead(make, result, operands, 0, piece, name)
+                pieces[result.tensor] = self._inner.made(one_inside)
             return pieces[result.tensor]
 
         made = piece(Labelled(body.outputs[0], one.result.factored))

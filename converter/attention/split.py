@@ -93,9 +93,9 @@ class _Splitter:
         name = self._name(labelled.factored, head)
         if labelled not in self.plan.cuts:
             make = partial(self.piece, head=head)
-            operands = self.plan.layouts.above(labelled)
-            one = OneHead(self.assembly, labelled, operands, head, make, name)
-            return self.plan.layouts.made(one)
+            layouts = self.plan.layouts
+            operands = layouts.above(labelled)
+            return layouts.made(OneHead(self.assembly, labelled, operands, head, make, name))
         steps = self.plan.cuts[labelled]
         whole = self._source(steps)
         piece = self._cut_off(whole, labelled.factored, head)
@@ -115,7 +115,8 @@ class _Splitter:
             return piece
         if len(tensor.shape) <= len(piece.shape):
             return tensor
-        return self._part_of_constant(tensor, factored=(), head=0)
+        # Without any of its axes.
+        return self._part_of_constant(tensor, (), 0)
 
     def _word(self, count: int) -> str:
         """The name for a part of a tensor with `count` different parts."""

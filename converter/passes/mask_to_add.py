@@ -227,8 +227,7 @@ def _in_codes(context: Context, site: MaskedSoftmax, make: Assembly) -> Rewrite:
     )
     codes = (least, 0) if site.masked_when else (0, least)
     make.emit("SELECT_V2", [site.condition, *two_values(context, mask, codes)], mask)
-    lowest, _ = real_range(site.logits)
-    some_are_below = site.constant > lowest
+    some_are_below = site.constant > real_range(site.logits)[0]
     return context.rewrite(
         [site.select, *site.path, site.softmax],
         _softmax_of(make, site, mask),

@@ -60,12 +60,11 @@ def left_over(
     if Status.CONVERTED not in statuses or statuses & {Status.SKIPPED, Status.REVERTED}:
         return
     settled = {site.anchor for site in sites if site.status is Status.SETTLED}
-    left = [
-        match.softmax
-        for match in find_blocks(context.subgraph)
-        if match.softmax in before and match.softmax not in settled and _has_several(match)
-    ]
-    for index, anchor in enumerate(left, len(sites)):
+    index = len(sites)
+    for match in find_blocks(context.subgraph):
+        anchor = match.softmax
+        if anchor not in before or anchor in settled or not _has_several(match):
+            continue
         reason = RefusedError(
             Why.HEADS, "several heads are left after the conversion", anchor
         ).reason
@@ -79,6 +78,7 @@ def left_over(
             why=reason.why,
             anchor=anchor,
         )
+        index += 1
 
 
 def _has_several(match: Match) -> bool:
@@ -190,7 +190,7 @@ def _build(context: Context, block: Block, form: Form, note: str) -> Rewrite:
     ):
         check = _BY_ROWS
         note = "; ".join(filter(None, (note, check.because)))
-    rewrite = context.rewrite(old, new, note=note, parts=block.merged, check=check)
+    rewrite = context.rewrite(old, new, note=note, parts=block.merged[:2], check=check)
     if block.heads == 1:
         return rewrite
     for operator in rewrite.new:

@@ -115,13 +115,13 @@ def _hints(rewrite: Rewrite, before: Subgraph) -> list[InputHint]:
 
 def _parts(rewrite: Rewrite, outputs: Sequence[Tensor]) -> Parts | None:
     """Where the heads or tiles are in one of the outputs, if the rewrite says so."""
-    parts = rewrite.parts
-    if parts is None or parts.tensor not in outputs:
+    if rewrite.parts is None or rewrite.parts[0] not in outputs:
         return None
-    factors = list(all_factors(parts.factored))
+    output, factored = rewrite.parts
+    factors = list(all_factors(factored))
     sizes = tuple(factor.size for factor in factors)
     labelled = tuple(place for place, factor in enumerate(factors) if factor.stride)
-    return Parts(outputs.index(parts.tensor), sizes, labelled)
+    return Parts(outputs.index(output), sizes, labelled)
 
 
 def _with_reference(rewrite: Rewrite, reference: Reference) -> tuple[Model, Model]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edge_opt.attention.labelled import Labelled
+from edge_opt.attention.factors import Factored
 from edge_opt.ir import Model, Operator, Subgraph, Tensor
 from edge_opt.ir.walk import (
     is_pure,
@@ -36,9 +36,9 @@ class Rewrite:
     """The replacement of a subgraph's `old` operators by `new` ones, both in execution order.
 
     Operators in both lists stay. `check`: when it is accepted; None means the pass's check. `note`: what a user should
-    know about the converted site. `mask`: the region's mask input, if any. `parts`: a result with the layout of heads
-    or tiles that the new region computes separately; if two are equal, a run shows nothing. `chosen`: new tensors whose
-    quantization parameters the pass chose.
+    know about the converted site. `mask`: the region's mask input, if any. `parts`: a result, and the places in it of
+    heads or tiles that the new region computes separately; if two are equal, a run shows nothing. `chosen`: new tensors
+    whose quantization parameters the pass chose.
     """
 
     model: Model
@@ -48,7 +48,7 @@ class Rewrite:
     check: Check | None = None
     note: str = ""
     mask: MaskInput | None = None
-    parts: Labelled | None = None
+    parts: tuple[Tensor, Factored] | None = None
     chosen: frozenset[Tensor] = frozenset()
 
     def inputs(self) -> tuple[Tensor, ...]:
