@@ -105,9 +105,11 @@ class HeadSearch:
     def _are_heads(self, tensor: Tensor, count: int, *, merged: bool) -> bool:
         """True if the `count` digits left of the head size lie in the value product's result as heads do.
 
-        tensor    [B, T, (count)(H)], or unmerged [B, T, (count), H]
-        product   [B, (digits), (digits)(T), H]     heads: batch axes, then the outer part of the rows
-                  [B, (T)(digits), H]               the sequence, if unmerged
+            tensor    [B, T, (count)(H)], or unmerged [B, T, (count), H]
+            product   [B, (digits), (digits)(T), H]     heads: batch axes, then the outer part of the rows
+                      [B, (T)(digits), H]               unmerged, these are the sequence
+
+        If another batch axis holds heads, these are not all.
         """
         size = self._head_size
         # The batch, the digits and the steps of the head size are numbered together, so none is mistaken for another.
@@ -245,12 +247,11 @@ class HeadSearch:
 
     def _check_rows(self) -> None:
         """Raise RefusedError if rows of the value product may belong to several heads that cannot be distinguished."""
-        product = self._result
         probabilities = self.softmax.outputs[0]
-        if math.prod(probabilities.shape[:-2]) > math.prod(product.shape[:-2]):
+        if math.prod(probabilities.shape[:-2]) > math.prod(self._result.shape[:-2]):
             text = "the probabilities have more matrices than the value product"
             raise RefusedError(Why.HEADS, text, self.softmax)
-        for labelled in self._like_heads(along(product, self._row_axis)):
+        for labelled in self._like_heads(along(self._result, self._row_axis)):
             raise labelled.refusal("rows of the value product may belong to several heads")
 
     def _like_heads(self, rows: Labelled) -> Iterator[Labelled]:
