@@ -294,7 +294,8 @@ def test_heads_are_put_back_where_they_were(case: tuple[Factored, int], form: st
         Tensor(name, tuple(values.shape), DType.FLOAT32) for name, values in fed.items()
     ]
     output = Tensor("whole", tuple(whole.shape), DType.FLOAT32)
-    join_heads(assembly, FORMS[form], list(graph.inputs), output, factored)
+    layout = Labelled(output, factored, FORMS[form].keep_axes)
+    join_heads(assembly, list(graph.inputs), layout)
     for made in assembly.finished(output):
         graph.append(made)
         assert form == "unpack" or made.name != "PACK"
