@@ -163,7 +163,7 @@ def make(name: str, folder: Path) -> None:
     bundle, made = str(exported / "model.litertlm"), folder / f"{name}.tflite"
     if name.endswith(FLOAT):
         stage(exported, lambda to: stages.npu_export(config, str(to), quantization_recipe="none"))
-        save(Opened(bundle).main(compiled=True).model, made)
+        save(Opened(bundle).main(may_be_compiled=True).model, made)
     else:
         stage(exported, lambda to: stages.npu_export(config, str(to)))
         prompts(scratch / "prompts", shape)

@@ -188,7 +188,7 @@ def _show_text(source: Path) -> None:
     from edge_opt.ir import to_text
     from edge_opt.ir.opening import Opened
 
-    model = Opened(source).main(compiled=True).model
+    model = Opened(source).main(may_be_compiled=True).model
     output.say(*to_text(model).splitlines())
 
 

@@ -15,7 +15,7 @@ from edge_opt.cli import output
 from edge_opt.comparison.compare import compare
 from edge_opt.comparison.findings import ComparisonReport, FirstDifference
 from edge_opt.conversion import ConversionResult, convert
-from edge_opt.conversion.result import entry_points
+from edge_opt.conversion.result import entry_point_table
 from edge_opt.conversion.run import GENERIC, default_output
 from edge_opt.inspection import Inspection, find_example
 from edge_opt.inspection.caches import find_caches, made_for_cpus
@@ -52,7 +52,7 @@ def show_conversion(
 
     names = f"{described(result.input)} -> {described(result.output)}"
     output.say(f"{names}, target {result.target}, {result.seconds:.1f} s", "")
-    output.say(*output.table(entry_points(result)), "")
+    output.say(*output.table(entry_point_table(result)), "")
     verdict, *others = result.summary().splitlines()
     output.say(verdict, colour=output.BAD if result.skipped else output.GOOD)
     output.say(*others)

@@ -20,10 +20,10 @@ from edge_opt.attention.around import find_mask
 from edge_opt.attention.block import Block, NotABlock, row_tiles
 from edge_opt.attention.find import find_blocks
 from edge_opt.attention.labelled import Labelled
-from edge_opt.attention.labels import OperandFactors
+from edge_opt.attention.labels import HeadLayouts
 from edge_opt.attention.pairs import products_among
 from edge_opt.conversion import SitesSkippedError, convert
-from edge_opt.conversion.result import entry_points
+from edge_opt.conversion.result import entry_point_table
 from edge_opt.ir import Constants, Model, Subgraph, to_bytes
 from edge_opt.ir.parse import parse
 from edge_opt.ir.text import to_text
@@ -108,14 +108,14 @@ def test_rows_of_every_head_are_tiles_of_their_own(lead: str, heads: int) -> Non
     match = segments(lead)
     tiled = row_tiles(match, T)
     assert isinstance(tiled, Block)
-    assert (tiled.pieces, tiled.tiles, tiled.query_length, tiled.key_lengths) == (
+    assert (tiled.merged.pieces, tiled.tiles, tiled.query_length, tiled.key_lengths) == (
         heads * T,
         T,
         1,
         (10,),
     )
-    assert tiled.output.name == "s"
-    assert not any(factor.stride for factor in tiled.factored[0])
+    assert tiled.merged.tensor.name == "s"
+    assert not any(factor.stride for factor in tiled.merged.factored[0])
 
 
 def test_rows_that_do_not_divide_are_not_cut() -> None:
@@ -890,7 +890,7 @@ def test_all_pairs_of_rows_and_columns_make_a_product_however_they_are_summed(
       return %l
     }}""").subgraphs[0]
     (product,) = products_among(graph.operators)
-    assert product.several
+    assert product.may_hold_heads
     assert product.matrix == (frozenset({2}), frozenset({3}))
 
 
@@ -1131,8 +1131,8 @@ def test_a_converted_graph_is_searched_again_for_heads_that_no_site_reports() ->
     renamed = replace(site, pass_name="own")
     assert [one.pass_name for one in left_over(context, [renamed], left.operators)] == ["own"]
     context.subgraph = parse(TWO_BLOCKS).subgraphs[0]
-    several = left_over(context, [site], context.subgraph.operators)
-    assert [one.index for one in several] == [1, 2]
+    may_hold_heads = left_over(context, [site], context.subgraph.operators)
+    assert [one.index for one in may_hold_heads] == [1, 2]
 
 
 def test_products_far_behind_each_other_are_a_pair_all_the_same() -> None:
@@ -1208,7 +1208,7 @@ def test_signatures_that_share_a_subgraph_are_converted_together_and_told_so() -
         (each.name, each.blocks_converted, each.blocks, each.shares) for each in result.signatures
     ]
     assert found == [("first", 1, 1, ("second",)), ("second", 1, 1, ("first",))]
-    assert [row[0] for row in entry_points(result)][1:] == [
+    assert [row[0] for row in entry_point_table(result)][1:] == [
         "first (also second)",
         "second (also first)",
     ]
@@ -1230,10 +1230,8 @@ def chained(blocks: int, lead: str) -> Model:
 def test_the_search_does_not_grow_with_the_blocks_before(
     lead: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looked, counts, above = list[Labelled](), [], OperandFactors.above
-    monkeypatch.setattr(
-        OperandFactors, "above", lambda self, of: looked.append(of) or above(self, of)
-    )
+    looked, counts, above = list[Labelled](), [], HeadLayouts.above
+    monkeypatch.setattr(HeadLayouts, "above", lambda self, of: looked.append(of) or above(self, of))
     for blocks in (80, 160):
         looked.clear()
         found = [

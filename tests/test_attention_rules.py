@@ -18,8 +18,8 @@ from edge_opt.attention.assembly import Assembly, cancel_transposes
 from edge_opt.attention.block import FORMS
 from edge_opt.attention.factors import Factor, Factored
 from edge_opt.attention.joining import join_heads
-from edge_opt.attention.labelled import Labelled
-from edge_opt.attention.labels import OperandFactors
+from edge_opt.attention.labelled import Labelled, OneHead
+from edge_opt.attention.labels import HeadLayouts
 from edge_opt.attention.rules import RULES
 from edge_opt.ir import Constants, DType, Model, Operator, Subgraph, Tensor, to_bytes
 from edge_opt.ir.parse import parse
@@ -68,12 +68,12 @@ class Example:
         return model
 
 
-def part(values: Array, factored: Factored, head: int, *, keep: bool) -> Array:
+def part(values: Array, factored: Factored, head: int, *, keep_axes: bool) -> Array:
     """One head's part of an array, by numpy alone."""
     flat = [factor for axis in factored for factor in axis]
     index = tuple(f.digit(head) if f.stride else slice(None) for f in flat)
     taken = np.ascontiguousarray(values.reshape([f.size for f in flat])[index])
-    return taken.reshape(fx.piece_shape(factored, keep=keep))
+    return taken.reshape(fx.piece_shape(factored, keep_axes=keep_axes))
 
 
 def computed(graph: Subgraph, model: Model, inputs: dict[str, Array]) -> list[Array]:
@@ -83,13 +83,13 @@ def computed(graph: Subgraph, model: Model, inputs: dict[str, Array]) -> list[Ar
 
 
 def for_one_head(
-    operator: Operator, example: Example, head: int, values: dict[str, Array], *, keep: bool
+    operator: Operator, example: Example, head: int, values: dict[str, Array], *, keep_axes: bool
 ) -> tuple[Array, list[Operator]]:
     """The operator's result for one head, from that head's parts of the operands, and the operators it took."""
     model = Model()
     assembly = Assembly(model, Constants(model))
-    of = Labelled(operator.outputs[example.output], example.factored(), keep)
-    operands = OperandFactors()
+    of = Labelled(operator.outputs[example.output], example.factored(), keep_axes)
+    operands = HeadLayouts()
     # A rule may read the whole of an operand that all heads share.
     wholes = [one.tensor for one in operands.above(of).values() if not one.tensor.is_constant]
     numbers = {tensor: values[tensor.name] for tensor in wholes}
@@ -97,14 +97,14 @@ def for_one_head(
     def piece(own: Labelled) -> Tensor:
         whole = own.tensor
         of_all = numbers[whole] if whole in numbers else whole.array()
-        numbers_of_head = part(of_all, own.factored, head, keep=keep)
+        numbers_of_head = part(of_all, own.factored, head, keep_axes=keep_axes)
         if whole.is_constant:
             return assembly.constants.make("part", numbers_of_head, whole.dtype)
         made = Tensor(f"{whole.name}/head", own.piece_shape, whole.dtype)
         numbers[made] = numbers_of_head
         return made
 
-    result = operands.made(of, head, assembly, piece, f"head_{head}")
+    result = operands.made(OneHead(assembly, of, operands.above(of), head, piece, f"head_{head}"))
     made = assembly.finished(result)
     if not made:
         return numbers[result], made
@@ -181,13 +181,13 @@ def test_every_head_has_its_part_of_the_whole(example: Example) -> None:
     whole = computed(model.subgraphs[0], model, values)[example.output]
     factored = example.factored()
     assert fx.sizes(factored) == whole.shape
-    for keep in (True, False):
+    for keep_axes in (True, False):
         for head in range(fx.piece_count(factored)):
-            result, made = for_one_head(operator, example, head, values, keep=keep)
-            np.testing.assert_array_equal(result, part(whole, factored, head, keep=keep))
-            assert example.left is None or not keep or len(made) == example.left
+            result, made = for_one_head(operator, example, head, values, keep_axes=keep_axes)
+            np.testing.assert_array_equal(result, part(whole, factored, head, keep_axes=keep_axes))
+            assert example.left is None or not keep_axes or len(made) == example.left
             # An operand that a rule passes on is at most reshaped.
-            of = Labelled(operator.outputs[example.output], factored, keep)
+            of = Labelled(operator.outputs[example.output], factored, keep_axes)
             passed_on = RULES[operator.name].passed_on(of, head) is not None
             assert passed_on == all(new.name == "RESHAPE" for new in made)
 
@@ -198,7 +198,7 @@ def test_operands_are_those_of_the_operator_that_makes_a_tensor_now() -> None:
     model = parse(f"subgraph main ({given}) {{ %y: float32[2,3] = ABS(%x) return %y }}")
     (graph,) = model.subgraphs
     (operator,) = graph.operators
-    operands, result, heads = OperandFactors(), operator.outputs[0], ((Factor(2, 1),), (Factor(3),))
+    operands, result, heads = HeadLayouts(), operator.outputs[0], ((Factor(2, 1),), (Factor(3),))
     assert operands.above(Labelled(result, heads)) == {0: (graph.inputs[0], heads, True)}
     graph.remove(operator)
     order = Constants(model).make("order", np.array([1, 0], np.int32), DType.INT32)
@@ -239,7 +239,7 @@ REFUSED = [
 @pytest.mark.parametrize(("example", "why", "named"), REFUSED, ids=str)
 def test_what_would_mix_heads_is_refused(example: Example, why: str, named: str) -> None:
     (operator,) = example.model().subgraphs[0].operators
-    refused = OperandFactors().refusal(Labelled(operator.outputs[0], example.factored()))
+    refused = HeadLayouts().refusal(Labelled(operator.outputs[0], example.factored()))
     assert refused.reason.why == why
     assert named in str(refused)
 
@@ -253,7 +253,7 @@ def test_an_operator_that_gives_the_same_integers_another_scale_is_not_dropped(
 ) -> None:
     example = E("x int8 3,4", f"%y: int8[3,4]{scale} = {line}", "3@1, 4")
     (operator,) = example.model().subgraphs[0].operators
-    refused = OperandFactors().refusal(Labelled(operator.outputs[0], example.factored()))
+    refused = HeadLayouts().refusal(Labelled(operator.outputs[0], example.factored()))
     assert (refused is not None) == bool(scale)
     assert refused is None or "another scale" in str(refused)
 
@@ -289,12 +289,13 @@ def test_heads_are_put_back_where_they_were(case: tuple[Factored, int], form: st
         return
     model = Model()
     assembly, graph = Assembly(model, Constants(model)), Subgraph("main")
-    fed = {f"head_{n}": part(whole, factored, n, keep=form == "split") for n in range(heads)}
+    fed = {f"head_{n}": part(whole, factored, n, keep_axes=form == "split") for n in range(heads)}
     graph.inputs = [
         Tensor(name, tuple(values.shape), DType.FLOAT32) for name, values in fed.items()
     ]
     output = Tensor("whole", tuple(whole.shape), DType.FLOAT32)
-    join_heads(assembly, FORMS[form], list(graph.inputs), output, factored)
+    layout = Labelled(output, factored, FORMS[form].keep_axes)
+    join_heads(assembly, list(graph.inputs), layout)
     for made in assembly.finished(output):
         graph.append(made)
         assert form == "unpack" or made.name != "PACK"

@@ -15,7 +15,7 @@ from toy_passes import CHAIN, Double
 
 from edge_opt.base.errors import OutputError, UsageError
 from edge_opt.conversion import ConversionResult, SitesSkippedError, convert
-from edge_opt.conversion.result import check_requirements, entry_points
+from edge_opt.conversion.result import check_requirements, entry_point_table
 from edge_opt.conversion.run import default_output
 from edge_opt.inspection import inspect
 from edge_opt.ir import Buffer, Metadata, Model, cleanup, load, save, to_bytes, to_tables
@@ -215,7 +215,7 @@ def test_from_bytes_the_model_is_returned_or_exported(tmp_path: Path) -> None:
 
 def test_a_signature_that_was_not_chosen_is_not_said_to_have_no_blocks() -> None:
     result = convert(DEMO.read_bytes(), signatures=["decode"], verify="none")
-    rows = {name: blocks for name, _, blocks, _ in entry_points(result)}
+    rows = {name: blocks for name, _, blocks, _ in entry_point_table(result)}
     assert rows == {"signature": "blocks split", "prefill_8": "not chosen", "decode": "3 of 3"}
 
 

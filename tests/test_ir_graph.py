@@ -26,7 +26,7 @@ from edge_opt.ir.operators import BUILTIN_OPERATORS
 from edge_opt.ir.parse import parse
 from edge_opt.ir.refusal import RefusedError
 from edge_opt.ir.text import to_text
-from edge_opt.ir.walk import cut_signature, places, producers, reads, still_needed, walked
+from edge_opt.ir.walk import cut_signature, placements, producers, reads, still_needed, walked
 from edge_opt.schema import Data, new_table
 from edge_opt.verification.rewrite import remove_dead
 
@@ -210,7 +210,7 @@ def test_new_operators_stand_where_the_last_old_one_did_or_before_their_first_re
     check(graph)
     old = [side, made[1]]
     new = [Operator(ADD, [made[0].output], [operator.output]) for operator in old]
-    placed = places(graph, old, new)
+    placed = placements(graph, old, new)
     assert placed == {new[0]: reader, new[1]: reader}
     assert made[1].output.producer is made[1], "nothing happens until the graph replaces them"
     graph.replace(old, placed)
@@ -236,7 +236,7 @@ def test_others_stay_in_order_whatever_is_replaced(data: st.DataObject) -> None:
         )
         new.append(Operator(ADD, read, [made]))
     try:
-        placed = places(graph, old, new)
+        placed = placements(graph, old, new)
     except RefusedError:
         return
     graph.replace(old, placed)
@@ -249,7 +249,7 @@ def test_an_operator_that_is_between_and_needed_is_not_moved() -> None:
     graph, made = chain(4)
     new = [Operator(ADD, [made[2].output], [made[0].output])]
     with pytest.raises(RefusedError, match="it would run after an operator that needs it"):
-        places(graph, [made[0], made[3]], new)
+        placements(graph, [made[0], made[3]], new)
 
 
 def random(name: str, *inputs: Tensor) -> Operator:
@@ -262,8 +262,8 @@ def test_effects_keep_their_order() -> None:
     graph = Subgraph()
     graph.arrange([first, plain, second, third])
     with pytest.raises(RefusedError, match="would change the order of side effects"):
-        places(graph, [first, third], [random("r3", x)])
-    assert places(graph, [first], [moved := random("r1'", x)]) == {moved: plain}
+        placements(graph, [first, third], [random("r3", x)])
+    assert placements(graph, [first], [moved := random("r1'", x)]) == {moved: plain}
 
 
 def test_walks_go_on_from_the_nearest() -> None:

@@ -13,7 +13,7 @@ from schema_models import everything, pack, plain, tfl, unpack, values
 
 from edge_opt import ir
 from edge_opt.ir import Constants, DType, Model, Operator, Tensor, load, to_bytes, to_tables
-from edge_opt.ir.cleanup import Part, name_apart, parts_in_use, remove_unused
+from edge_opt.ir.cleanup import ModelPart, name_apart, parts_in_use, remove_unused
 from edge_opt.ir.parse import parse
 from edge_opt.ir.text import to_text
 from edge_opt.schema import Data, model_bytes, new_table, read_model
@@ -201,7 +201,7 @@ def test_equal_constants_are_one_tensor_in_a_subgraph_and_one_buffer_in_the_mode
     assert here.make("number", np.array([1, 3], np.int32), DType.INT32).buffer is not first.buffer
 
 
-def rewired() -> tuple[Model, set[Part]]:
+def rewired() -> tuple[Model, set[ModelPart]]:
     """The sample with an unused tensor, buffer and operator code, and its ADD of a weight made a NEG."""
     content = unpack(sample())
     idle = np.array([9], np.uint8)

@@ -48,7 +48,7 @@ def judged(
     text: str = PLAIN,
     limits: tuple[int, int] | None = None,
 ) -> Proof:
-    return judge(made, Region(parse(text), parse(text), "region", check, Trial(limits=limits)))
+    return judge(made, Region(parse(text), parse(text), "region", check, Trial(clipped=limits)))
 
 
 @pytest.mark.parametrize(

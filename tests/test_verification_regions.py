@@ -590,7 +590,7 @@ def test_equal_heads_prove_nothing_and_equal_rows_do_not_matter(
 def test_the_console_names_kernels_that_ran_and_sums_that_round_by_shape() -> None:
     """The reference kernels multiply no float16."""
     result = convert(to_bytes(parse(attention("float32").replace("float32", "float16"))))
-    assert "run in full on XNNPACK;" in words.proof(result.converted[0])
+    assert "run in full on XNNPACK;" in words.proof_text(result.converted[0])
     lines = convert(to_bytes(parse(attention("int16")))).summary().splitlines()
     assert "on the reference kernels; optimized kernels round int16 ADD" in lines[0]
 
@@ -599,7 +599,7 @@ def test_the_console_names_kernels_that_ran_and_sums_that_round_by_shape() -> No
 def test_the_console_says_what_was_not_run() -> None:
     result = convert(to_bytes(parse(attention("int8", SIZE))))
     assert "(1 run; 1 repeat their structure)" in result.summary()
-    one, other = map(words.proof, result.converted)
+    one, other = map(words.proof_text, result.converted)
     assert "run in full on XNNPACK, with lengths divided by " in one
     assert "same structure as 'main' up to 'out1', not run" in other
     ran = (Ran("xnnpack"), Ran("reference", 16))

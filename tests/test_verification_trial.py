@@ -87,7 +87,7 @@ def test_the_seed_decides_the_numbers_and_the_name_of_an_input_does_not() -> Non
 )
 def test_clipped_values_may_go_on_and_not_turn_back(value: int, other: int, by: int) -> None:
     one, two = (partial(np.full_like, fill_value=number) for number in (value, other))
-    found = compared(one, two, (CODES,), CODES, limits=(-50, 60))
+    found = compared(one, two, (CODES,), CODES, clipped=(-50, 60))
     assert only(found).steps == by
 
 
@@ -142,7 +142,7 @@ def test_an_input_takes_every_value_and_some_beyond_where_the_first_version_has_
     def version(name: str) -> Version:
         return lambda x: seen[name].extend(x.tolist()) or x
 
-    compared(version("before"), version("after"), (integer,), integer, every=5)
+    compared(version("before"), version("after"), (integer,), integer, every_below=5)
     assert seen["before"] == [0, 0, 0, 1, 2, 3, 4, 4, 4, 4]
     assert seen["after"] == [-(2**31), -1, 0, 1, 2, 3, 4, 5, 2**31 - 1, 2**31 - 1]
 
@@ -178,7 +178,7 @@ def test_runs_with_other_integers_have_no_scale_of_their_own() -> None:
 
 def test_requests_and_outcomes_survive_the_way_to_the_worker_and_back() -> None:
     hints = InputHint(), InputHint("mask", masked=-100.0, side="added")
-    request = Trial(hints, limits=(-5, 5), parts=Parts(0, (2, 3), (1,)), extremes=("high",))
+    request = Trial(hints, clipped=(-5, 5), parts=Parts(0, (2, 3), (1,)), extremes=("high",))
     assert from_dict(Trial, json.loads(json.dumps(asdict(request)))) == request
     outcome = compared(np.zeros_like, lambda x: x + 1, extremes=("high",))
     assert from_dict(Outcome, json.loads(json.dumps(asdict(outcome)))) == outcome

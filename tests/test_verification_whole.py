@@ -17,7 +17,7 @@ from edge_opt.inspection import conversion_report
 from edge_opt.ir import Model, Operator, Quantization, Tensor, save, to_bytes
 from edge_opt.ir.opening import Part
 from edge_opt.ir.parse import parse
-from edge_opt.ir.walk import places
+from edge_opt.ir.walk import placements
 from edge_opt.passes import (
     Check,
     Exact,
@@ -54,7 +54,7 @@ def converting(tmp_path_factory: pytest.TempPathFactory) -> Path:
             Operator(product.code, product.inputs, (between,), product.options),
             Operator(model.operator_code("QUANTIZE", 2), (between,), (result,)),
         )
-        graph.replace([product], places(graph, [product], new))
+        graph.replace([product], placements(graph, [product], new))
     path = tmp_path_factory.mktemp("converting") / "converting.tflite"
     save(model, path)
     return path

@@ -1,7 +1,7 @@
 """The products, the mask and the tail around a SOFTMAX, found by dataflow. Knows no heads.
 
     Q x K^T --> + mask, * scale --> SOFTMAX --> probabilities P --> P x V --> tail --> projection
-    products_above            find_mask         value_products               tail_of
+    products_above            find_mask        follow_probabilities          tail_of
 
 Another operator may compute the weights of the values instead of the SOFTMAX. Where the heads are in these
 tensors: docs/head-axis.md.
@@ -37,7 +37,7 @@ _OPAQUE = operators_that(Effect.CALLING, Effect.UNKNOWN)
 
 def products_around(softmax: Operator) -> set[Operator]:
     """The products of queries and keys and the value products around an operator that makes probabilities."""
-    return {*value_products(softmax).products, *products_above(softmax)}
+    return {*follow_probabilities(softmax).value_products, *products_above(softmax)}
 
 
 # Up
@@ -83,7 +83,7 @@ def is_opaque(operator: Operator) -> bool:
 class Below:
     """The value products behind a SOFTMAX, and the first operator that probabilities are not followed through."""
 
-    products: ValueProducts = field(default_factory=dict)
+    value_products: ValueProducts = field(default_factory=dict)
     blocker: Operator | None = None
 
 
@@ -94,7 +94,7 @@ class _Probabilities(NamedTuple):
     keys: Axes
 
 
-def value_products(softmax: Operator) -> Below:
+def follow_probabilities(softmax: Operator) -> Below:
     """The products of probabilities and values: `[.., T, S] x [.., S, H]`, which sum over the keys S.
 
     If the probabilities go on behind the nearest `DEEPEST` tensors, there are no products, and the farthest operator
@@ -108,7 +108,7 @@ def value_products(softmax: Operator) -> Below:
             if is_product(reader) and len(reader.outputs[0].shape) > 1:
                 operand = 0 if reader.inputs[0] is tensor else 1
                 if _sums_over(keys, contracted_axis(reader, operand), tensor):
-                    found.products.setdefault(reader, operand)
+                    found.value_products.setdefault(reader, operand)
                     continue
             elif _keeps_probabilities(reader, tensor):
                 for result in reader.outputs:
@@ -139,10 +139,10 @@ def _keeps_probabilities(operator: Operator, tensor: Tensor) -> bool:
     """True if each element of the results belongs to one of the tensor: a mask, a guard against NaN, a clip, a part."""
     if operator.name in ELEMENTWISE and operator.outputs[0].elements == tensor.elements:
         return True
-    return _maps(operator, tensor, _FOLLOWED_DOWN)
+    return _depends_only_on(operator, tensor, _FOLLOWED_DOWN)
 
 
-def _maps(operator: Operator, tensor: Tensor, allowed: frozenset[str]) -> bool:
+def _depends_only_on(operator: Operator, tensor: Tensor, allowed: frozenset[str]) -> bool:
     """True if the operator's results depend only on this tensor and on scalars."""
     if operator.name == "PACK" and len(operator.inputs) > 1:
         return False
@@ -163,7 +163,7 @@ def tail_of(products: ValueProducts) -> list[Tensor]:
             if result in parts:
                 continue
             held = [parts[operand] for operand in reader.inputs if operand in parts]
-            maps = _maps(reader, tensor, _REARRANGED) and len(reader.outputs) == 1
+            maps = _depends_only_on(reader, tensor, _REARRANGED) and len(reader.outputs) == 1
             # All inputs are made of products: the ADD of two segments of keys, or a gate.
             combines = reader.name in ELEMENTWISE and len(held) == len(reader.inputs)
             if maps or combines:

@@ -26,7 +26,7 @@ class Assembly:
         self._operators: list[Operator] = []
         self._reshaped_from: dict[Tensor, Tensor] = {}
         self._reshapes: dict[tuple[Tensor, Shape], Tensor] = {}
-        self._again: dict[tuple[object, ...], tuple[Tensor, ...]] = {}
+        self._resized: dict[tuple[object, ...], tuple[Tensor, ...]] = {}
         self._names = UniqueNames()
 
     def finished(self, *outputs: Tensor) -> list[Operator]:
@@ -61,7 +61,7 @@ class Assembly:
         )
         return output
 
-    def again(
+    def copy_resized(
         self,
         operator: Operator,
         inputs: Sequence[Tensor | None],
@@ -71,26 +71,26 @@ class Assembly:
     ) -> tuple[Tensor, ...]:
         """Add a copy of an operator on other inputs, with results of other shapes and a suffix in their names."""
         key = (operator, *inputs)
-        if key not in self._again:
+        if key not in self._resized:
             names = [name_below(like.name, suffix) for like in operator.outputs]
             outputs = tuple(map(self.tensor, names, shapes, operator.outputs))
             self._operators.append(
                 Operator(operator.code, inputs, outputs, options, operator.table)
             )
-            self._again[key] = outputs
-        return self._again[key]
+            self._resized[key] = outputs
+        return self._resized[key]
 
     def integers(self, name: str, values: object) -> Tensor:
         """An int32 constant."""
         return self.constants.make(name, np.asarray(values, np.int32), DType.INT32)
 
-    def source(self, tensor: Tensor) -> Tensor:
+    def before_reshape(self, tensor: Tensor) -> Tensor:
         """The source of a tensor that is a RESHAPE made here; otherwise the tensor itself."""
         return self._reshaped_from.get(tensor, tensor)
 
     def reshaped(self, source: Tensor, shape: Shape, name: str) -> Tensor:
         """`source` with another shape; itself, or its own source, if that has the shape already."""
-        root = self.source(source)
+        root = self.before_reshape(source)
         if source.shape == shape:
             return source
         if root.shape == shape:
@@ -102,7 +102,7 @@ class Assembly:
 
     def reshape_to(self, source: Tensor, output: Tensor) -> Tensor:
         """Define `output` as the elements of `source` in row-major order."""
-        root = self.source(source)
+        root = self.before_reshape(source)
         wanted = np.array(output.shape, np.int32)
         steering = self.integers(name_below(output.name, "shape"), wanted)
         self.emit("RESHAPE", [root, steering], output, new_shape=wanted)

@@ -10,7 +10,7 @@ from typing import ClassVar
 from edge_opt.attention import factors as fx
 from edge_opt.attention.factors import Factor, Factored
 from edge_opt.attention.labelled import Labelled
-from edge_opt.attention.labels import OperandFactors, Trace, ValueProducts, trace_heads
+from edge_opt.attention.labels import HeadLayouts, Trace, ValueProducts, query_axis, trace_heads
 from edge_opt.ir import Operator, Tensor
 from edge_opt.ir.refusal import Reason, RefusedError, Why
 from edge_opt.shapes.dimension import with_axis
@@ -20,17 +20,17 @@ from edge_opt.shapes.dimension import with_axis
 class Form:
     """Where and how heads are cut.
 
-    With `keep`, SPLIT keeps the head axis, `[B,1,N*T,H]` -> N x `[B,1,T,H]`, right above the logits products; else
+    With `keep_axes`, SPLIT keeps the head axis, `[B,1,N*T,H]` -> N x `[B,1,T,H]`, right above the logits products; else
     UNPACK drops it as far up as possible, `[B,T,N,H]` -> N x `[B,T,H]`, and rearranges each head. `above` cuts higher
     up, as long as heads can be computed separately: above RoPE and, with `composites`, above a norm over H.
     """
 
-    keep: bool = True
+    keep_axes: bool = True
     above: bool = False
     composites: bool = True
 
 
-FORMS = {"split": Form(), "unpack": Form(keep=False), "split-above": Form(above=True)}
+FORMS = {"split": Form(), "unpack": Form(keep_axes=False), "split-above": Form(above=True)}
 AS_FOUND = "as-found"
 """Heads that the block merges into `[.., N*H]` are split and concatenated; heads that it leaves apart in
 `[.., N, H]` are unpacked and packed. The reference graphs do this."""
@@ -43,26 +43,24 @@ FORM_NAMES = (AS_FOUND, *FORMS)
 class Block:
     """The attention block of one layer.
 
-    `output` is the tensor that holds all heads side by side, with factors `factored`. `logits` are the logits products
-    with the factors of their results, `core` the operators from these to `output`, `products` the value products.
-    `kv_heads` is K, `query_length` T, `key_lengths` the segments of keys (S, or S and T), `head_size` H. Each of the N
-    heads is a piece; if rows are cut into `tiles`, there are N*tiles pieces, and `query_length` is a tile's.
+    `merged` is the tensor that holds all heads side by side. `logits` are the logits products with the layout of heads
+    in their results, `core` the operators from these to `merged`. `kv_heads` is K, `query_length` T, `key_lengths` the
+    segments of keys (S, or S and T), `head_size` H. Each of the N heads is a piece; if rows are cut into `tiles`, there
+    are N*tiles pieces, and `query_length` is a tile's.
 
-    A single head is one piece without a label: `output` is the (sum of the) value product(s), and `logits` and `core`
+    A single head is one piece without a label: `merged` is the (sum of the) value product(s), and `logits` and `core`
     are empty.
     """
 
     softmax: Operator
-    output: Tensor
-    factored: Factored
+    merged: Labelled
     head_size: int
     query_length: int
     key_lengths: tuple[int, ...]
-    products: ValueProducts
-    operands: OperandFactors
-    pieces: int = 1
+    value_products: ValueProducts
+    layouts: HeadLayouts
     kv_heads: int = 1
-    logits: dict[Operator, Factored] = field(default_factory=dict)
+    logits: dict[Operator, Labelled] = field(default_factory=dict)
     core: frozenset[Operator] = frozenset()
     tiles: int = 1
     is_attention: ClassVar[bool] = True
@@ -70,12 +68,12 @@ class Block:
     @property
     def heads(self) -> int:
         """N, regardless of tiles."""
-        return self.pieces // self.tiles
+        return self.merged.pieces // self.tiles
 
     @property
-    def merged(self) -> bool:
+    def shares_axis(self) -> bool:
         """True if heads and head size share one axis, `[.., N*H]`; False for `[.., N, H]`."""
-        return any(factor.stride for factor in self.factored[-1])
+        return any(factor.stride for factor in self.merged.factored[-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,20 +115,20 @@ def row_tiles(block: Block, count: int) -> Block:
         text = f"more than {_MOST_PIECES:,} tiles are not made"
         found = f"{count * block.heads:,}"
         raise RefusedError(Why.LIMIT, text, block.softmax, actual=found)
-    refusal = RefusedError(
-        Why.HEADS, "no axis of the result is the queries' sequence", block.softmax, block.output
-    )
+    merged = block.merged
+    text = "no axis of the result is the queries' sequence"
+    refusal = RefusedError(Why.HEADS, text, block.softmax, merged.tensor)
     for factored in _with_rows(block, count):
+        cut = Labelled(merged.tensor, factored)
         try:
-            trace = trace_heads(Labelled(block.output, factored), block.products, block.operands)
+            trace = trace_heads(cut, block.value_products, block.layouts)
         except RefusedError as refused:
             refusal = refused
             continue
         if _has_tiles(trace, block):
             return replace(
                 block,
-                factored=factored,
-                pieces=block.heads * count,
+                merged=cut,
                 query_length=block.query_length // count,
                 logits=trace.logits,
                 core=trace.core,
@@ -142,21 +140,22 @@ def row_tiles(block: Block, count: int) -> Block:
 def _with_rows(block: Block, count: int) -> Iterator[Factored]:
     """The factors with T cut into `count` tiles, for each possible T: `(B*T)` -> `(B)(count: stride N)(T/count)`."""
     rows = block.query_length
+    factored = block.merged.factored
     if rows % count:
         return
-    for place, axis in enumerate(block.factored):
+    for place, axis in enumerate(factored):
         for index, factor in enumerate(axis):
             if factor.stride or factor.size % rows:
                 continue
             outer = Factor(factor.size // rows)
             parts = fx.merge_neighbours((outer, Factor(count, block.heads), Factor(rows // count)))
-            yield with_axis(block.factored, place, with_axis(axis, index, *parts))
+            yield with_axis(factored, place, with_axis(axis, index, *parts))
 
 
 def _has_tiles(trace: Trace, block: Block) -> bool:
     """True if the tiles lie in the rows of each value product, and so in the queries' sequence."""
-    for product, factored in trace.products.items():
-        rows = factored[block.products[product] - 2]
+    for product, result in trace.value_products.items():
+        rows = result.factored[query_axis(block.value_products[product])]
         if not any(factor.stride * factor.size > block.heads for factor in rows):
             return False
     return True

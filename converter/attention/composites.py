@@ -10,15 +10,15 @@ from edge_opt.attention import factors as fx
 from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.factors import Factored
 from edge_opt.attention.labelled import Factors, Labelled, OneHead, Rule
-from edge_opt.attention.labels import OperandFactors
+from edge_opt.attention.labels import HeadLayouts
 from edge_opt.base.words import name_below
 from edge_opt.ir import Constants, Model, Subgraph, Tensor
 from edge_opt.ir.composites import BODY, body_of, checked_body, composites
 from edge_opt.ir.refusal import RefusedError, Why
-from edge_opt.ir.walk import backward_slice, needed_for, repeated
+from edge_opt.ir.walk import backward_slice, copy_operator, needed_for
 
 
-class Composite(Rule):
+class CompositeRule(Rule):
     """STABLEHLO_COMPOSITE, derived from its body: `rms_norm([1,N,T,H])` -> N x `rms_norm([1,1,T,H])`.
 
     The label must lead to the body's inputs and lie in each tensor in one way: a mean over H does not affect a label on
@@ -31,19 +31,19 @@ class Composite(Rule):
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._inner = OperandFactors()
+        self._inner = HeadLayouts()
 
-    def operands(self, of: Labelled) -> Factors:
-        body = checked_body(self._model, of.operator)
+    def operands(self, result: Labelled) -> Factors:
+        body = checked_body(self._model, result.operator)
         if len(body.outputs) != 1:
-            raise RefusedError(Why.OPERATOR, "the composite has several results", of.operator)
-        (found,) = composites([of.operator])
+            raise RefusedError(Why.OPERATOR, "the composite has several results", result.operator)
+        (found,) = composites([result.operator])
         if _may_count(found.attributes):
             text = "an attribute of the composite may count heads"
-            raise RefusedError(Why.OPERATOR, text, of.operator)
+            raise RefusedError(Why.OPERATOR, text, result.operator)
         mixes = "the body of a composite mixes heads"
         labels: dict[Tensor, Factored] = {}
-        for inner in self._inner.upwards([Labelled(body.outputs[0], of.factored)]):
+        for inner in self._inner.upwards([Labelled(body.outputs[0], result.factored)]):
             own = fx.canonical(inner.factored)
             if labels.setdefault(inner.tensor, own) != own:
                 raise inner.refusal(mixes)
@@ -52,7 +52,7 @@ class Composite(Rule):
         shared = labels.keys() - cut
         _, above_shared = backward_slice(shared)
         if not cut.isdisjoint(above_shared):
-            raise RefusedError(Why.HEADS, mixes, of.operator)
+            raise RefusedError(Why.HEADS, mixes, result.operator)
         factors: Factors = {}
         for place, argument in enumerate(body.inputs):
             factors[place] = labels.get(argument, fx.plain(argument.shape))
@@ -76,7 +76,7 @@ class Composite(Rule):
         place = len(self._model.subgraphs)
         self._model.subgraphs.append(self._body(one))
         read = {index: one.piece(index) for index in one.operands}
-        return one.clone(read, one.of.full_shape, **{BODY: place})
+        return one.clone(read, one.result.full_shape, **{BODY: place})
 
     def _body(self, one: OneHead) -> Subgraph:
         """The body for one head.
@@ -86,7 +86,7 @@ class Composite(Rule):
 
         Operators whose results have no label are copied as they are.
         """
-        body = body_of(self._model, one.of.operator)
+        body = body_of(self._model, one.result.operator)
         make = Assembly(self._model, Constants(self._model))
         name = f"head_{one.head}"
         pieces = {tensor: tensor for tensor in body.inputs}
@@ -95,14 +95,16 @@ class Composite(Rule):
                 own_name = name_below(argument.name, name)
                 pieces[argument] = make.tensor(own_name, operand.full_shape, argument)
 
-        def piece(of: Labelled) -> Tensor:
-            if of.pieces == 1:
-                return of.tensor
-            if of.tensor not in pieces:
-                pieces[of.tensor] = self._inner.made(of, 0, make, piece, name)
-            return pieces[of.tensor]
+        def piece(result: Labelled) -> Tensor:
+            if result.pieces == 1:
+                return result.tensor
+            if result.tensor not in pieces:
+                operands = self._inner.above(result)
+                one_inside = OneHead(make, result, operands, 0, piece, name)
+                pieces[result.tensor] = self._inner.made(one_inside)
+            return pieces[result.tensor]
 
-        made = piece(Labelled(body.outputs[0], one.of.factored))
+        made = piece(Labelled(body.outputs[0], one.result.factored))
         arguments = [pieces[tensor] for tensor in body.inputs]
         if made in arguments:
             same = make.tensor(name_below(made.name, "same"), made.shape, made)
@@ -112,7 +114,7 @@ class Composite(Rule):
         copies = {tensor: replace(tensor, is_variable=False) for tensor in arguments}
         graph.inputs = list(copies.values())
         for operator in needed_for([made], operators):
-            graph.append(repeated(operator, copies, lambda tensor: tensor.name))
+            graph.append(copy_operator(operator, copies, lambda tensor: tensor.name))
         graph.outputs = [copies[made]]
         for tensor in copies.values():
             graph.add_tensor(tensor)

@@ -93,20 +93,20 @@ def piece_count(factored: Factored) -> int:
 
 def piece_index(factored: Factored, head: int) -> int:
     """The index of a head's piece, equal for heads that see the same."""
-    return mixed_index(labels(factored), head)
+    return index_among(labels(factored), head)
 
 
-def piece_axes(factored: Factored, *, keep: bool) -> tuple[int, ...]:
-    """Axes of a head's piece; `keep=False` drops those that only carry labels."""
-    if keep:
+def piece_axes(factored: Factored, *, keep_axes: bool) -> tuple[int, ...]:
+    """Axes of a head's piece; without `keep_axes`, drops those that only carry labels."""
+    if keep_axes:
         return tuple(range(len(factored)))
     return tuple(place for place, axis in enumerate(factored) if not axis or not only_labels(axis))
 
 
-def piece_shape(factored: Factored, *, keep: bool) -> Shape:
+def piece_shape(factored: Factored, *, keep_axes: bool) -> Shape:
     """Shape of one head's piece: labelled factors removed."""
     rest = list(map(_own_size, factored))
-    return tuple(rest[axis] for axis in piece_axes(factored, keep=keep))
+    return tuple(rest[axis] for axis in piece_axes(factored, keep_axes=keep_axes))
 
 
 def _own_size(axis: Axis) -> int:
@@ -148,8 +148,8 @@ def regroup(factored: Factored, shape: Shape) -> Factored | None:
     return None if rest else tuple(axes)
 
 
-def repeated(axis: Axis) -> Axis:
-    """An axis of size 1 that is repeated along `axis`: with size-1 labels if `axis` holds only heads, else without."""
+def unit_axis(axis: Axis) -> Axis:
+    """The axis of size 1 that broadcasts to `axis`: with size-1 labels if `axis` holds only heads, else without."""
     if not axis or not only_labels(axis):
         return ()
     return tuple(Factor(1, factor.stride) for factor in axis)
@@ -187,7 +187,7 @@ def tells_heads(axis: Iterable[Factor]) -> bool:
     return any(factor.stride and factor.size > 1 for factor in axis)
 
 
-def mixed_index(factors: Sequence[Factor], head: int) -> int:
+def index_among(factors: Sequence[Factor], head: int) -> int:
     """A head's index among the steps that the factors span together."""
     position = 0
     for factor in factors:

@@ -16,19 +16,27 @@ from edge_opt.attention.around import (
     SOFTMAXES,
     Below,
     ends_above,
+    follow_probabilities,
     followed_up,
     is_opaque,
     products_above,
     products_around,
-    value_products,
 )
 from edge_opt.attention.axes import data_of, has_known_axes
 from edge_opt.attention.block import Block, Match, NotABlock
 from edge_opt.attention.heads import HeadSearch, has_heads_in_rows, holds_heads
 from edge_opt.attention.labelled import Labelled, along, unlabelled
-from edge_opt.attention.labels import DEEPEST, OperandFactors, Trace, trace_heads
+from edge_opt.attention.labels import (
+    DEEPEST,
+    HeadLayouts,
+    Trace,
+    head_size_axis,
+    query_axis,
+    trace_heads,
+)
 from edge_opt.attention.pairs import Pair, Product, pairs_among, products_among
 from edge_opt.attention.rules import (
+    JOINING,
     MOVEMENT,
     PROJECTIONS,
     is_product,
@@ -36,7 +44,6 @@ from edge_opt.attention.rules import (
     multiplies_activations,
 )
 from edge_opt.ir import Operator, Subgraph, Tensor
-from edge_opt.ir.operators import Effect, operators_that
 from edge_opt.ir.refusal import RefusedError, Why
 from edge_opt.ir.walk import producers, walked
 from edge_opt.shapes.inference import doubted
@@ -46,8 +53,7 @@ MOST_HEADS = 1024
 
 _MOVING = MOVEMENT | CUTTING | {"BROADCAST_TO", "TILE"}
 _ARITHMETIC = frozenset({"ADD", "SUB", "MUL", "DIV", "NEG", "CAST", "QUANTIZE", "DEQUANTIZE"})
-_JOINING = operators_that(Effect.JOINING)
-_LINEAR = _ARITHMETIC | MOVEMENT | CUTTING | _JOINING
+_LINEAR = _ARITHMETIC | MOVEMENT | CUTTING | JOINING
 
 
 def find_blocks(subgraph: Subgraph) -> Iterator[Match]:
@@ -68,7 +74,7 @@ def find_blocks(subgraph: Subgraph) -> Iterator[Match]:
 
 def _matches(subgraph: Subgraph, pairs: Sequence[Pair]) -> dict[Operator, Match]:
     """The matches of SOFTMAXes, and of other operators that compute the weights of values, by operator."""
-    operands = OperandFactors()
+    layouts = HeadLayouts()
     softmaxes = [operator for operator in subgraph.operators if operator.code.name in SOFTMAXES]
     anchors = {*softmaxes, *_weights_without_softmax(pairs, softmaxes)}
     found: dict[Operator, Match] = {}
@@ -77,34 +83,34 @@ def _matches(subgraph: Subgraph, pairs: Sequence[Pair]) -> dict[Operator, Match]
         if anchor not in anchors or anchor in inside:
             continue
         try:
-            match = _match(anchor, operands)
+            match = _match(anchor, layouts)
         except RefusedError as refused:
             match = NotABlock(anchor, refused.reason)
         if isinstance(match, Block):
-            if match.heads == 1 and inside.issuperset(match.products):
+            if match.heads == 1 and inside.issuperset(match.value_products):
                 continue
-            inside.update(match.core, match.products)
+            inside.update(match.core, match.value_products)
         found[anchor] = match
     return found
 
 
-def _match(softmax: Operator, operands: OperandFactors) -> Match:
+def _match(softmax: Operator, layouts: HeadLayouts) -> Match:
     """The match of a SOFTMAX; raises RefusedError if it is attention of an unknown form."""
     if softmax.shape_error:
         raise RefusedError(Why.INVALID_MODEL, "the recorded shapes are inconsistent", softmax)
-    below = value_products(softmax)
+    below = follow_probabilities(softmax)
     scores = products_above(softmax)
-    if not below.products:
+    if not below.value_products:
         return _without_values(softmax, below, scores)
-    for product in below.products:
+    for product in below.value_products:
         if 0 in product.outputs[0].shape:
             raise RefusedError(Why.PATTERN, "an empty tensor", product)
     if not scores:
         return _without_scores(softmax)
-    for operator in (softmax, *below.products, *scores):
+    for operator in (softmax, *below.value_products, *scores):
         if any(tensor.is_dynamic for tensor in operator.outputs):
             raise RefusedError(Why.OPEN_LENGTHS, "a dimension is known only at run time", softmax)
-    return _block(HeadSearch(softmax, below.products, scores, operands))
+    return _block(HeadSearch(softmax, below.value_products, scores, layouts))
 
 
 def _without_values(softmax: Operator, below: Below, scores: list[Operator]) -> NotABlock:
@@ -143,23 +149,12 @@ def _no_attention(softmax: Operator, text: str, end: Operator | None) -> NotABlo
 def _block(search: HeadSearch) -> Block:
     """The block of one attention; raises RefusedError if its heads are ambiguous or cannot be followed."""
     softmax = search.softmax
-    merged = search.heads()
-    if merged is None:
-        merged = search.output()
-        trace = Trace()
-    elif merged.pieces > MOST_HEADS:
-        text = f"more than {MOST_HEADS:,} heads are not split"
-        raise RefusedError(Why.LIMIT, text, softmax, actual=f"{merged.pieces:,}")
-    else:
-        trace = trace_heads(merged, search.values, search.operands)
-    if trace.refusal is not None and not trace.logits.keys() >= {*search.scores}:
-        raise trace.refusal
-    product = next(iter(trace.products or search.values))
+    trace = _trace(search)
+    product = next(iter(trace.value_products or search.value_products))
+    probabilities = search.value_products[product]
     result = product.outputs[0]
-    operand = search.values[product]
-    head_size = result.shape[-1 - operand]
-    own = trace.products.get(product, fx.plain(result.shape))
-    piece = fx.piece_shape(own, keep=True)
+    head_size = result.shape[head_size_axis(probabilities)]
+    of_one_head = trace.value_products.get(product, unlabelled(result)).full_shape
     scores = trace.logits or search.scores
     rows = result.elements // head_size  # of all heads, N * B * T
     # Heads may lie between the rows, so rows are counted and not matrices.
@@ -169,40 +164,51 @@ def _block(search: HeadSearch) -> Block:
     _check_products(search, trace)
     return Block(
         softmax=softmax,
-        output=merged.tensor,
-        factored=merged.factored,
-        pieces=merged.pieces,
+        merged=trace.merged,
         kv_heads=_kv_heads(search, trace),
         head_size=head_size,
-        query_length=piece[operand - 2],
+        query_length=of_one_head[query_axis(probabilities)],
         key_lengths=tuple(score.outputs[0].elements // rows for score in scores),
-        products=search.values,
+        value_products=search.value_products,
         logits=trace.logits,
         core=trace.core,
-        operands=search.operands,
+        layouts=search.layouts,
     )
+
+
+def _trace(search: HeadSearch) -> Trace:
+    """The path of the heads up to all scores, for a single head only the output; RefusedError if there is none."""
+    merged = search.heads()
+    if merged is None:
+        return Trace(search.output())
+    if merged.pieces > MOST_HEADS:
+        text = f"more than {MOST_HEADS:,} heads are not split"
+        raise RefusedError(Why.LIMIT, text, search.softmax, actual=f"{merged.pieces:,}")
+    trace = trace_heads(merged, search.value_products, search.layouts)
+    if trace.refusal is not None and not trace.logits.keys() >= {*search.scores}:
+        raise trace.refusal
+    return trace
 
 
 def _check_products(search: HeadSearch, trace: Trace) -> None:
     """Raise RefusedError if a product of one head would still hold several, beside those that were found."""
-    for product in dict.fromkeys([*search.values, *search.scores]):
+    for product in dict.fromkeys([*search.value_products, *search.scores]):
         if not multiplies_activations(product):
             continue
-        result = product.outputs[0]
-        own = trace.products.get(product) or trace.logits.get(product) or fx.plain(result.shape)
-        of = Labelled(result, own)
-        has_rows = product in search.scores and has_heads_in_rows(of, search.operands)
-        if has_rows or _has_heads_in_batch(of, search.operands):
-            raise of.refusal("a product of one head would still hold several")
+        found = trace.value_products.get(product) or trace.logits.get(product)
+        labelled = found or unlabelled(product.outputs[0])
+        has_rows = product in search.scores and has_heads_in_rows(labelled, search.layouts)
+        if has_rows or _has_heads_in_batch(labelled, search.layouts):
+            raise labelled.refusal("a product of one head would still hold several")
 
 
-def _has_heads_in_batch(of: Labelled, operands: OperandFactors) -> bool:
+def _has_heads_in_batch(labelled: Labelled, layouts: HeadLayouts) -> bool:
     """True if a batch axis of a product that has no label holds heads."""
-    if of.operator.name == "FULLY_CONNECTED":
+    if labelled.operator.name == "FULLY_CONNECTED":
         return False
-    for axis, size in enumerate(of.tensor.shape[:-2]):
-        is_whole = size > 1 and fx.is_shared((of.factored[axis],))
-        if is_whole and holds_heads(of.tensor, axis, operands):
+    for axis, size in enumerate(labelled.tensor.shape[:-2]):
+        is_whole = size > 1 and fx.is_shared((labelled.factored[axis],))
+        if is_whole and holds_heads(labelled.tensor, axis, layouts):
             return True
     return False
 
@@ -210,17 +216,16 @@ def _has_heads_in_batch(of: Labelled, operands: OperandFactors) -> bool:
 def _kv_heads(search: HeadSearch, trace: Trace) -> int:
     """K: the number of different keys or values among heads, before any repeat for several heads."""
     counts = [1]
-    operands = search.operands
-    for product, factored in trace.products.items():
-        result = Labelled(product.outputs[0], factored)
-        values = operands.above(result)[1 - search.values[product]]
-        for of in operands.upwards([values], is_product):
-            if operands.is_end(of, is_product):
+    layouts = search.layouts
+    for product, result in trace.value_products.items():
+        values = layouts.above(result)[1 - search.value_products[product]]
+        for labelled in layouts.upwards([values], is_product):
+            if layouts.is_end(labelled, is_product):
                 # Heads that a product made are different.
-                counts.append(of.pieces)
-            elif of.operator.name in _JOINING:
-                parts = set(operands.above(of).values())
-                if all(part.pieces < of.pieces for part in parts):
+                counts.append(labelled.pieces)
+            elif labelled.operator.name in JOINING:
+                parts = set(layouts.above(labelled).values())
+                if all(part.pieces < labelled.pieces for part in parts):
                     counts.append(sum(part.pieces for part in parts))
     return max(counts)
 
@@ -241,25 +246,25 @@ def _weights_without_softmax(
         assigned |= products_around(softmax)
     weighing: dict[Operator, dict[Operator, list[Operator]]] = {}
     for pair in pairs:
-        if pair.mixed is not None:
+        if pair.mixed_by is not None:
             continue
         if any(end.is_written_out or end.operator in assigned for end in pair.products):
             continue
-        values = pair.second.operator
-        if values not in weighing:
-            weighing[values] = _computations_above(values)
-        for weights, above in weighing[values].items():
+        value_product = pair.second.operator
+        if value_product not in weighing:
+            weighing[value_product] = _computations_above(value_product)
+        for weights, above in weighing[value_product].items():
             if pair.first.operator not in above:
                 continue
-            if pair.first.several or not all(map(_is_linear, above)):
+            if pair.first.may_hold_heads or not all(map(_is_linear, above)):
                 assigned.update(end.operator for end in pair.products)
                 yield weights
 
 
-def _computations_above(values: Operator) -> dict[Operator, list[Operator]]:
+def _computations_above(value_product: Operator) -> dict[Operator, list[Operator]]:
     """The last computations above a product's operands, products left out, each with the operators above it."""
     found: dict[Operator, list[Operator]] = {}
-    for producer in producers(values):
+    for producer in producers(value_product):
         weights = _last_computation(producer)
         if weights is not None and not is_product(weights):
             found[weights] = list(walked([weights], followed_up, DEEPEST))
@@ -289,76 +294,78 @@ def _unexplained(
     for anchor, match in found.items():
         if isinstance(match, Block):
             scores = match.logits or products_above(anchor)
-            in_blocks.update(match.products, scores)
+            in_blocks.update(match.value_products, scores)
         elif match.is_attention:
             skipped |= products_around(anchor)
-    operands = OperandFactors()
+    layouts = HeadLayouts()
     for pair in pairs:
-        if not _may_be_attention(pair, in_blocks, operands):
+        if not _may_be_attention(pair, in_blocks, layouts):
             continue
         operators = {end.operator for end in pair.products}
         if skipped.isdisjoint(operators):
-            values = pair.second.operator
-            anchor = _no_attention_above(values, found) or values
+            value_product = pair.second.operator
+            anchor = _no_attention_above(value_product, found) or value_product
             yield NotABlock(anchor, pair.refusal().reason)
         skipped |= operators
     for product in products:
         operator = product.operator
-        if operator in in_blocks or operator in skipped or not _holds_heads(product, operands):
+        if operator in in_blocks or operator in skipped or not _holds_heads(product, layouts):
             continue
         anchor = _no_attention_above(operator, found) or operator
         text = "a product of several heads is in no attention of queries, keys and values"
         yield NotABlock(anchor, RefusedError(Why.PATTERN, text, operator).reason)
 
 
-def _holds_heads(product: Product, operands: OperandFactors) -> bool:
+def _holds_heads(product: Product, layouts: HeadLayouts) -> bool:
     """True if a product that sums has a matrix for each of several heads."""
-    if not product.several or product.is_outer or not has_known_axes(product.operator):
+    if not product.may_hold_heads or product.is_outer or not has_known_axes(product.operator):
         return False
     result = product.operator.outputs[0]
     others = set(range(len(result.shape))).difference(*product.matrix)
     wide = [axis for axis in others if result.shape[axis] > 1]
     return any(
-        holds_heads(result, axis, operands) or _is_given(result, axis, operands) for axis in wide
+        holds_heads(result, axis, layouts) or _is_given(result, axis, layouts) for axis in wide
     )
 
 
-def _is_given(result: Tensor, axis: int, operands: OperandFactors) -> bool:
+def _is_given(result: Tensor, axis: int, layouts: HeadLayouts) -> bool:
     """True if an axis of a product, not the outermost, comes from the graph's inputs, where it may be heads."""
     if axis == 0:
         return False
-    sources = islice(operands.upwards([along(result, axis)], is_projection), 2 * DEEPEST)
-    ends = operands.ends(sources, is_projection)
+    sources = islice(layouts.upwards([along(result, axis)], is_projection), 2 * DEEPEST)
+    ends = layouts.ends(sources, is_projection)
     return all(source.tensor.producer is None for source in ends)
 
 
-def _may_be_attention(pair: Pair, in_blocks: Container[Operator], operands: OperandFactors) -> bool:
+def _may_be_attention(pair: Pair, in_blocks: Container[Operator], layouts: HeadLayouts) -> bool:
     """True if the products of a pair that are in no block may hold several heads."""
     left = [end for end in pair.products if end.operator not in in_blocks]
     if len(left) == 1 and left[0].is_outer:
         return False  # writes keys or values into a cache, at positions that are ones and zeros
-    if any(end.several or _has_heads_in_rows(end, operands) for end in left):
+    if any(end.may_hold_heads or _has_heads_in_rows(end, layouts) for end in left):
         return True
-    if not left or pair.mixed is None:
+    if not left or pair.mixed_by is None:
         return False
     # A product with weights that a block took for one of queries and keys may be what mixes the heads.
-    return len(left) == 2 or pair.mixed in in_blocks or (pair.is_mixed and not pair.lost)
+    return len(left) == 2 or pair.mixed_by in in_blocks or (pair.is_mixed and not pair.lost_axes)
 
 
-def _has_heads_in_rows(product: Product, operands: OperandFactors) -> bool:
+def _has_heads_in_rows(product: Product, layouts: HeadLayouts) -> bool:
     """True if rows or columns of a product lie as heads do."""
     if product.is_written_out or not has_known_axes(product.operator):
         return False
-    return has_heads_in_rows(unlabelled(product.operator.outputs[0]), operands)
+    return has_heads_in_rows(unlabelled(product.operator.outputs[0]), layouts)
 
 
-def _no_attention_above(values: Operator, found: Mapping[Operator, Match]) -> Operator | None:
+def _no_attention_above(
+    value_product: Operator, found: Mapping[Operator, Match]
+) -> Operator | None:
     """The SOFTMAX between a value product and the products above it, if its match says that it is not attention."""
 
     def above(operator: Operator) -> list[Operator]:
         return [] if is_product(operator) else producers(operator)
 
-    for operator in walked(producers(values), above, DEEPEST):
+    for operator in walked(producers(value_product), above, DEEPEST):
         if operator in found and not found[operator].is_attention:
             return operator
     return None

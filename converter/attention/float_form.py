@@ -8,7 +8,6 @@ R runs are computed together: every array has one more axis, the last, `[1,T,R]`
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from edge_opt.attention.rules import MOVEMENT
 from edge_opt.ir import Buffer, DType, Operator, Tensor
 from edge_opt.ir.refusal import RefusedError, Why
+from edge_opt.ir.walk import reads
 from edge_opt.schema.data import Data
 from edge_opt.shapes.inference import check_operators
 
@@ -51,8 +51,7 @@ class FloatForm:
     def runs(self, count: int) -> Iterator[Run]:
         """Evaluate at positions 0 to `count` - 1, many runs at a time."""
         size = self.position.elements
-        read = chain.from_iterable(operator.given for operator in self.operators)
-        constants = {tensor for tensor in read if tensor.is_constant}
+        constants = [tensor for tensor in reads(self.operators) if tensor.is_constant]
         starts = np.arange(0, count, size)
         for first in np.array_split(starts, -(-count // max(size, _AT_ONCE))):
             run = Run(first, {})
@@ -134,7 +133,7 @@ def _check(operator: Operator) -> None:
         raise RefusedError(
             Why.OPERATOR, "positions cannot be followed through this operator", operator
         )
-    if operator.options is not None and operator.options.fields.get("fused_activation_function"):
+    if operator.has_activation:
         raise RefusedError(Why.OPERATOR, "an activation is fused into it", operator)
     for tensor in operator.outputs:
         if tensor.is_dynamic:

@@ -19,33 +19,41 @@ from edge_opt.attention.around import CUTTING, tail_of
 from edge_opt.attention.axes import contracted_axis, data_of
 from edge_opt.attention.factors import Axis, Factor, Factored
 from edge_opt.attention.labelled import Labelled, along, unlabelled
-from edge_opt.attention.labels import DEEPEST, OperandFactors, ValueProducts
-from edge_opt.attention.rules import ELEMENTWISE, is_product, is_projection, is_weight
+from edge_opt.attention.labels import (
+    DEEPEST,
+    HeadLayouts,
+    ValueProducts,
+    head_size_axis,
+    query_axis,
+)
+from edge_opt.attention.rules import ELEMENTWISE, JOINING, is_product, is_projection, is_weight
 from edge_opt.ir import Operator, Shape, Tensor
-from edge_opt.ir.operators import Effect, operators_that
 from edge_opt.ir.refusal import RefusedError, Why
 from edge_opt.ir.walk import producers, walked
 from edge_opt.shapes.dimension import with_axis
 
-_JOINING = operators_that(Effect.JOINING)
-
 
 @dataclass(eq=False)
 class HeadSearch:
-    """The search in one attention: `values` are its value products, `scores` the nearest products above the SOFTMAX."""
+    """The search in one attention; `scores` are the nearest products above the SOFTMAX.
+
+    `_result` is the result of the first value product, with `_row_axis` for the queries and `_size_axis` for the head
+    size; `_tail` are the tensors after it.
+    """
 
     softmax: Operator
-    values: ValueProducts
+    value_products: ValueProducts
     scores: list[Operator]
-    operands: OperandFactors
+    layouts: HeadLayouts
 
     def __post_init__(self) -> None:
-        product, operand = next(iter(self.values.items()))
-        self._product = product.outputs[0]
-        self._rows = len(self._product.shape) - 2 + operand
-        self._columns = len(self._product.shape) - 1 - operand
-        self._head_size = self._product.shape[self._columns]
-        self._tail = tail_of(self.values)
+        product, probabilities = next(iter(self.value_products.items()))
+        self._result = product.outputs[0]
+        rank = len(self._result.shape)
+        self._row_axis = rank + query_axis(probabilities)
+        self._size_axis = rank + head_size_axis(probabilities)
+        self._head_size = self._result.shape[self._size_axis]
+        self._tail = tail_of(self.value_products)
 
     def heads(self) -> Labelled | None:
         """The tensor that holds all heads side by side, with their layout; None for a single head.
@@ -60,12 +68,12 @@ class HeadSearch:
 
     def output(self) -> Labelled:
         """The result of an attention with a single head: the (sum of the) value product(s)."""
-        return unlabelled(self._tail[0] if self._tail else self._product)
+        return unlabelled(self._tail[0] if self._tail else self._result)
 
-    def _layout_at_product(self, of: Labelled) -> Factored | None:
+    def _layout_at_product(self, labelled: Labelled) -> Factored | None:
         """The layout in the value product's result of heads that lie in this way in a tensor after it."""
-        for above in self.operands.upwards([of], self.values.__contains__):
-            if above.tensor is self._product:
+        for above in self.layouts.upwards([labelled], self.value_products.__contains__):
+            if above.tensor is self._result:
                 return above.factored
         return None
 
@@ -79,8 +87,8 @@ class HeadSearch:
         size = self._head_size
         if size == 1:
             return None
-        for product, operand in self.values.items():
-            if product.outputs[0].shape[-1 - operand] != size:
+        for product, probabilities in self.value_products.items():
+            if product.outputs[0].shape[head_size_axis(probabilities)] != size:
                 return None
         found: list[Labelled] = []
         for tensor in self._tail:
@@ -89,43 +97,46 @@ class HeadSearch:
             count = width // size if merged else beside
             if width % size or count == 1 or not self._are_heads(tensor, count, merged=merged):
                 continue
-            factored = _beside(tensor, Factor(count, 1), Factor(size), merged=merged)
+            factored = _left_of_head_size(tensor, Factor(count, 1), Factor(size), merged=merged)
             found.append(Labelled(tensor, factored))
-        merged_first = [of for of in found if len(of.factored[-1]) > 1] or found
-        return max(merged_first, key=lambda of: of.pieces, default=None)
+        merged_ones = [labelled for labelled in found if len(labelled.factored[-1]) > 1]
+        return max(merged_ones or found, key=lambda labelled: labelled.pieces, default=None)
 
     def _are_heads(self, tensor: Tensor, count: int, *, merged: bool) -> bool:
-        """True if the `count` digits left of the head size are heads: batch axes of a product, then a part of its rows.
+        """True if the `count` digits left of the head size lie in the value product's result as heads do.
 
-        In the other order they are the sequence, as in `[B, T*N*H]`. If unmerged, inner rows are the sequence, too, and
-        batch axes that do not lie in the outermost axis are more heads. If merged, other axes are windows, unless they
-        were cut from the channels. If another batch axis holds heads, these are not all.
+            tensor    [B, T, (count)(H)], or unmerged [B, T, (count), H]
+            product   [B, (digits), (digits)(T), H]     heads: batch axes, then the outer part of the rows
+                      [B, (T)(digits), H]               unmerged, these are the sequence
+
+        If another batch axis holds heads, these are not all.
         """
         size = self._head_size
         # The batch, the digits and the steps of the head size are numbered together, so none is mistaken for another.
-        factored = _beside(tensor, Factor(count, size), Factor(size, 1), merged=merged)
+        factored = _left_of_head_size(tensor, Factor(count, size), Factor(size, 1), merged=merged)
         if factored[0] == (Factor(tensor.shape[0]),):
             factored = ((Factor(tensor.shape[0], count * size),), *factored[1:])
         own = self._layout_at_product(Labelled(tensor, factored))
-        if own is None or own[self._columns] != (Factor(size, 1),):
+        if own is None or own[self._size_axis] != (Factor(size, 1),):
             return False
         digits = [digit for digit in fx.all_factors(own) if size <= digit.stride < count * size]
         strides = [digit.stride for digit in digits]
         if strides != sorted(strides, reverse=True):
-            return False
+            return False  # the sequence, as in `[B, T*N*H]`
         others = [axis for axis in range(len(own) - 2) if set(digits).isdisjoint(own[axis])]
-        if any(holds_heads(self._product, axis, self.operands) for axis in others):
-            return False
+        if any(holds_heads(self._result, axis, self.layouts) for axis in others):
+            return False  # these are not all heads
         if merged:
-            return self._are_merged_heads(own[self._rows], digits, others)
-        in_rows = [digit in digits for digit in own[self._rows]]
+            return self._are_merged_heads(own[self._row_axis], digits, others)
+        in_rows = [digit in digits for digit in own[self._row_axis]]
         is_sequence = any(in_rows) and (in_rows[-1] or not in_rows[0])
+        # A batch axis without labels is not in the outermost axis of the tensor: it is more heads.
         return not is_sequence and all(map(fx.only_labels, own[:-2]))
 
     def _are_merged_heads(
         self, rows: Axis, digits: Collection[Factor], others: Iterable[int]
     ) -> bool:
-        """True if the batch axes without `digits`, those of the heads, are windows; `rows` are the product's."""
+        """True if the `others`, batch axes without a digit of the heads, are windows; `rows` are the product's."""
         if any(map(self._is_of_channels, others)):
             return False
         if rows and all(digit in digits for digit in rows):
@@ -137,22 +148,22 @@ class HeadSearch:
 
         Heads lie beside the head size in the queries, too, or have an axis of size 1 for the sequence.
         """
-        layout = fx.labelled_axis(self._product.shape, self._rows, *rows)
-        weights = self._weights(Labelled(self._product, layout))
-        for of in self._sources(self._above_queries(weights)):
-            place = fx.labelled_axes(of.factored)[0]
-            if fx.only_labels(of.factored[place]) and 1 not in of.tensor.shape[1:]:
-                raise of.refusal("rows of the value product may be the sequence, or heads")
+        layout = fx.labelled_axis(self._result.shape, self._row_axis, *rows)
+        weights = self._weights(Labelled(self._result, layout))
+        for labelled in self._sources(self._above_queries(weights)):
+            place = fx.labelled_axes(labelled.factored)[0]
+            if fx.only_labels(labelled.factored[place]) and 1 not in labelled.tensor.shape[1:]:
+                raise labelled.refusal("rows of the value product may be the sequence, or heads")
 
     # In batch axes
 
     def _on_batch_axes(self) -> Labelled | None:
         """Heads in the batch axes of the products, with one matrix per index; None if there is only one."""
-        output = self._product
+        output = self._result
         lead = output.shape[:-2]
         if self._tail and self._tail[0].shape[:-2] == lead:
             output = self._tail[0]
-        elif len(self.values) > 1 and math.prod(lead) > 1:
+        elif len(self.value_products) > 1 and math.prod(lead) > 1:
             text = "the probabilities weigh several values, and these products are never summed"
             raise RefusedError(Why.PATTERN, text, self.softmax)
         found = Labelled(output, self._batch_layout(output) + fx.plain(output.shape[-2:]))
@@ -164,7 +175,7 @@ class HeadSearch:
     def _batch_layout(self, output: Tensor) -> Factored:
         """The layout of the batch axes: `[B, (K), (G)]`, `[(B)(N)]`, or `[(K), (G)]` if none is the model's batch."""
         lead = output.shape[:-2]
-        if self._has_own_weights() or holds_heads(self._product, 0, self.operands):
+        if self._has_weights_behind() or holds_heads(self._result, 0, self.layouts):
             return _heads_of_axes(lead, 0)
         if len(lead) == 1:
             return self._heads_of_axis(output)
@@ -174,8 +185,8 @@ class HeadSearch:
 
     def _heads_of_axis(self, output: Tensor) -> Factored:
         """The layout of a single batch axis, `[(B)(N)]`; B is the least outermost part of it in all its sources."""
-        sources = islice(self.operands.upwards([along(output, 0)]), DEEPEST)
-        leads = [fx.leading(source.factored[0]) for source in self.operands.ends(sources)]
+        sources = islice(self.layouts.upwards([along(output, 0)]), DEEPEST)
+        leads = [fx.leading(source.factored[0]) for source in self.layouts.ends(sources)]
         batch = min(map(fx.axis_size, leads), default=1)
         heads = Factor(output.shape[0] // batch, 1)
         return (tuple(fx.merge_neighbours((Factor(batch), heads))),)
@@ -186,18 +197,18 @@ class HeadSearch:
         `[B, T, (N)(H)] -> [N, B, T, H]`: no batch. Windows are cut from rows.
         """
         size = self._head_size
-        count = self._product.shape[axis]
+        count = self._result.shape[axis]
         if count == 1 or size == 1:
             return False
-        layout = fx.labelled_axis(self._product.shape, self._columns, Factor(size, 1))
+        layout = fx.labelled_axis(self._result.shape, self._size_axis, Factor(size, 1))
         # Numbers with a gap are not merged with those of the head size beside them.
         layout = with_axis(layout, axis, (Factor(count, 2 * size),))
-        result = Labelled(self._product, layout)
-        values = self.operands.above(result).get(1 - self.values[result.operator])
+        result = Labelled(self._result, layout)
+        values = self.layouts.above(result).get(1 - self.value_products[result.operator])
         if values is None:
             return False  # the layout cannot be followed
-        for source in self.operands.upwards([values], is_product):
-            if source.tensor.is_constant or not self.operands.is_end(source, is_product):
+        for source in self.layouts.upwards([values], is_product):
+            if source.tensor.is_constant or not self.layouts.is_end(source, is_product):
                 continue
             for factors in source.factored:
                 strides = [factor.stride for factor in factors if factor.stride]
@@ -205,13 +216,13 @@ class HeadSearch:
                     return True
         return False
 
-    def _has_own_weights(self) -> bool:
+    def _has_weights_behind(self) -> bool:
         """True if each step of the outermost axis has weights of its own behind it, which no batch has."""
         for tensor in self._tail:
-            if tensor.shape[:-2] != self._product.shape[:-2]:
+            if tensor.shape[:-2] != self._result.shape[:-2]:
                 continue
             for reader in tensor.consumers:
-                if not fx.tells_heads(_own_matrices(reader, tensor)[0]):
+                if not fx.tells_heads(_labels_on_shared_batches(reader, tensor)[0]):
                     continue
                 if any(is_weight(other) for other in reader.given if other is not tensor):
                     return True
@@ -226,9 +237,9 @@ class HeadSearch:
         """
         for tensor in self._tail:
             for reader in tensor.consumers:
-                found = Labelled(tensor, _own_matrices(reader, tensor))
+                found = Labelled(tensor, _labels_on_shared_batches(reader, tensor))
                 own = None if fx.is_shared(found.factored) else self._layout_at_product(found)
-                if own is not None and fx.tells_heads(own[self._rows]):
+                if own is not None and fx.tells_heads(own[self._row_axis]):
                     return found
         return None
 
@@ -236,59 +247,59 @@ class HeadSearch:
 
     def _check_rows(self) -> None:
         """Raise RefusedError if rows of the value product may belong to several heads that cannot be distinguished."""
-        product = self._product
         probabilities = self.softmax.outputs[0]
-        if math.prod(probabilities.shape[:-2]) > math.prod(product.shape[:-2]):
+        if math.prod(probabilities.shape[:-2]) > math.prod(self._result.shape[:-2]):
             text = "the probabilities have more matrices than the value product"
             raise RefusedError(Why.HEADS, text, self.softmax)
-        for of in self._like_heads(along(product, self._rows)):
-            raise of.refusal("rows of the value product may belong to several heads")
+        for labelled in self._like_heads(along(self._result, self._row_axis)):
+            raise labelled.refusal("rows of the value product may belong to several heads")
 
     def _like_heads(self, rows: Labelled) -> Iterator[Labelled]:
         """The tensors above the value product in which its rows lie as heads do."""
-        clear = self.operands.clear
-        weights = self._weights(rows, clear["weights"])
-        for of in weights:
-            if len(fx.labelled_axes(of.factored)) > 1:
-                yield of  # logits at `[B, N, T, S]`
-        above = list(self._above_queries(weights, clear["rows"]))
-        yield from filter(_has_own_matrices, above)
+        weights = self._weights(rows, self.layouts.headless_weights)
+        for labelled in weights:
+            if len(fx.labelled_axes(labelled.factored)) > 1:
+                yield labelled  # logits at `[B, N, T, S]`
+        above = list(self._above_queries(weights, self.layouts.headless_rows))
+        yield from filter(_are_batches, above)
         yield from filter(_is_repeated_for_constants, above)
-        for of in self._sources(above):
-            if any(fx.tells_heads(axis) and not fx.only_labels(axis) for axis in of.factored[1:]):
-                yield of  # `[1, T, (N)(H)]`
+        for labelled in self._sources(above):
+            if any(
+                fx.tells_heads(axis) and not fx.only_labels(axis) for axis in labelled.factored[1:]
+            ):
+                yield labelled  # `[1, T, (N)(H)]`
         yield from filter(_repeats, weights)
         # Nothing was found, or the search would have ended.
-        clear["rows"].update(above)
-        clear["weights"].update(weights)
+        self.layouts.headless_rows.update(above)
+        self.layouts.headless_weights.update(weights)
 
     def _sources(self, above: Iterable[Labelled]) -> Iterator[Labelled]:
         """Those of the tensors above the scores at which the walk ends, without constants and products."""
-        for of in self.operands.ends(above, is_product):
-            if of.tensor.producer is None or not is_product(of.operator):
-                yield of
+        for labelled in self.layouts.ends(above, is_product):
+            if labelled.tensor.producer is None or not is_product(labelled.operator):
+                yield labelled
 
     def _weights(self, rows: Labelled, known: Container[Labelled] = ()) -> list[Labelled]:
         """The tensors that make the values' weights, up to the next products, with the layout of these rows.
 
         These products are the scores, and any gate that is multiplied with the probabilities.
         """
-        operands = self.operands.above(rows).values()
-        return list(self.operands.upwards(operands, is_product, known))
+        operands = self.layouts.above(rows).values()
+        return list(self.layouts.upwards(operands, is_product, known))
 
     def _above_queries(
         self, weights: Iterable[Labelled], known: Container[Labelled] = ()
     ) -> Iterator[Labelled]:
         """The tensors above the products that the weights end at, up to the next products."""
         starts: list[Labelled] = []
-        for of in weights:
-            made = of.tensor.producer
+        for labelled in weights:
+            made = labelled.tensor.producer
             if made is not None and is_product(made):
-                starts += self.operands.above(of).values()
-        yield from self.operands.upwards(starts, is_product, known)
+                starts += self.layouts.above(labelled).values()
+        yield from self.layouts.upwards(starts, is_product, known)
 
 
-def has_heads_in_rows(of: Labelled, operands: OperandFactors) -> bool:
+def has_heads_in_rows(labelled: Labelled, layouts: HeadLayouts) -> bool:
     """True if rows or columns of a product hold heads beside those in its layout.
 
     Heads were cut from the channels, or have weights of their own; no step of a sequence has:
@@ -296,22 +307,22 @@ def has_heads_in_rows(of: Labelled, operands: OperandFactors) -> bool:
         [1, T, (N)(H)] -> [1, (T)(N), H]
         [N, T, C] x [N, C, H] -> [(N)(T), H]
     """
-    product = of.operator
-    for side, operand in operands.above(of).items():
+    product = labelled.operator
+    for side, operand in layouts.above(labelled).items():
         contracted = contracted_axis(product, side)
         size = operand.tensor.shape[contracted]
         rest = _rows_labelled(operand, contracted)
-        clear = operands.clear[size]
-        above = list(operands.upwards([rest], is_product, clear))
+        headless = layouts.headless_by_size[size]
+        above = list(layouts.upwards([rest], is_product, headless))
         for source in above:
             if source.tensor.is_constant or source.pieces == 1:
                 continue
-            if _has_weights_of_its_own(source):
+            if _has_own_weights(source):
                 return True
-            is_end = operands.is_end(source, is_product)
+            is_end = layouts.is_end(source, is_product)
             if is_end and _steps_inside(source.factored[-1]) >= max(size, 2):
                 return True
-        clear.update(above)
+        headless.update(above)
     return False
 
 
@@ -334,17 +345,17 @@ def _steps_inside(axis: Axis) -> int:
     return fx.axis_size(takewhile(lambda factor: not factor.stride, reversed(axis)))
 
 
-def _has_weights_of_its_own(of: Labelled) -> bool:
+def _has_own_weights(labelled: Labelled) -> bool:
     """True if labels lie on batch axes of a product with a matrix of weights for each step."""
-    made = of.tensor.producer
+    made = labelled.tensor.producer
     if made is None or not is_projection(made) or made.name != "BATCH_MATMUL":
         return False
     weights = made.input(1)
-    places = range(-3, -1 - min(len(weights.shape), len(of.factored)), -1)
-    return any(fx.tells_heads(of.factored[at]) and weights.shape[at] > 1 for at in places)
+    places = range(-3, -1 - min(len(weights.shape), len(labelled.factored)), -1)
+    return any(fx.tells_heads(labelled.factored[at]) and weights.shape[at] > 1 for at in places)
 
 
-def holds_heads(result: Tensor, axis: int, operands: OperandFactors) -> bool:
+def holds_heads(result: Tensor, axis: int, layouts: HeadLayouts) -> bool:
     """True if steps of an axis of a product come from different weights, or from parts of the channels.
 
     The model's batch and windows have neither:
@@ -353,41 +364,43 @@ def holds_heads(result: Tensor, axis: int, operands: OperandFactors) -> bool:
         [1, T, D] x [N, 1, D, H]     -> [N, 1, T, H]
         [1, T, (N)(H)] -> TRANSPOSE  -> [N, 1, T, H]
     """
-    sources = operands.upwards([along(result, axis)], is_projection)
-    return any(_is_made_of_heads(source, operands) for source in islice(sources, 2 * DEEPEST))
+    sources = layouts.upwards([along(result, axis)], is_projection)
+    return any(_is_made_of_heads(source, layouts) for source in islice(sources, 2 * DEEPEST))
 
 
-def _is_made_of_heads(of: Labelled, operands: OperandFactors) -> bool:
+def _is_made_of_heads(labelled: Labelled, layouts: HeadLayouts) -> bool:
     """True if a tensor's pieces are parts of its channels, or joined from these or from different projections."""
-    if of.tensor.is_constant:
+    if labelled.tensor.is_constant:
         return False
-    if _ends_in_channels(of, operands):
+    if _ends_in_channels(labelled, layouts):
         return True
-    parts = operands.above(of)
+    parts = layouts.above(labelled)
     if not parts:
         return False
-    if is_projection(of.operator):
+    if is_projection(labelled.operator):
         return parts[1].pieces > 1
-    if of.operator.name not in _JOINING or any(part.pieces > 1 for part in parts.values()):
+    if labelled.operator.name not in JOINING or any(part.pieces > 1 for part in parts.values()):
         return False
     makers = [_made_by(part.tensor) for part in parts.values()]
     weights = {*map(_weights_among, makers)}
-    return len(weights) > 1 or any(_cuts_channels(maker, operands) for maker in makers[0])
+    return len(weights) > 1 or any(_cuts_channels(maker, layouts) for maker in makers[0])
 
 
-def _ends_in_channels(of: Labelled, operands: OperandFactors) -> bool:
+def _ends_in_channels(labelled: Labelled, layouts: HeadLayouts) -> bool:
     """True if a walk up ends at a tensor with all labels on its last axis, which holds more or is a projection's.
 
     The model's batch may be the last axis of an input, too: `[B]`, a length for each sequence.
     """
-    last = len(of.factored) - 1
-    if fx.labelled_axes(of.factored) != (last,) or not operands.is_end(of, is_projection):
+    last = len(labelled.factored) - 1
+    if fx.labelled_axes(labelled.factored) != (last,) or not layouts.is_end(
+        labelled, is_projection
+    ):
         return False
-    made = of.tensor.producer
-    return not fx.only_labels(of.factored[last]) or (made is not None and is_projection(made))
+    made = labelled.tensor.producer
+    return not fx.only_labels(labelled.factored[last]) or (made is not None and is_projection(made))
 
 
-def _cuts_channels(operator: Operator, operands: OperandFactors) -> bool:
+def _cuts_channels(operator: Operator, layouts: HeadLayouts) -> bool:
     """True if an operator cuts off a part of the channels: `[1, T, (N)(H)] -> SPLIT -> N x [1, T, H]`."""
     if operator.name not in CUTTING:
         return False
@@ -395,8 +408,8 @@ def _cuts_channels(operator: Operator, operands: OperandFactors) -> bool:
     part = operator.outputs[0].shape
     for axis, size in enumerate(source.shape):
         if part[axis : axis + 1] != (size,):
-            above = operands.upwards([along(source, axis)], is_projection)
-            return any(_ends_in_channels(source, operands) for source in islice(above, DEEPEST))
+            above = layouts.upwards([along(source, axis)], is_projection)
+            return any(_ends_in_channels(source, layouts) for source in islice(above, DEEPEST))
     return False
 
 
@@ -417,47 +430,47 @@ def _heads_of_axes(lead: Shape, batch: int) -> Factored:
     return fx.plain(lead[:batch]) + (fx.regroup((heads,), lead[batch:]) or ())
 
 
-def _beside(tensor: Tensor, heads: Factor, columns: Factor, *, merged: bool) -> Factored:
+def _left_of_head_size(tensor: Tensor, heads: Factor, columns: Factor, *, merged: bool) -> Factored:
     """A tensor's layout with heads left of the head size: `[.., (heads)(columns)]`, or `[.., (heads), (columns)]`."""
     if merged:
         return (*fx.plain(tensor.shape[:-1]), (heads, columns))
     return (*fx.plain(tensor.shape[:-2]), (heads,), (columns,))
 
 
-def _has_own_matrices(of: Labelled) -> bool:
+def _are_batches(labelled: Labelled) -> bool:
     """True if the labels lie on batch axes of a product, in which each row has its own matrix."""
-    made = of.tensor.producer
+    made = labelled.tensor.producer
     if made is None or made.name != "BATCH_MATMUL":
         return False
-    return any(map(fx.tells_heads, of.factored[:-2]))
+    return any(map(fx.tells_heads, labelled.factored[:-2]))
 
 
-def _repeats(of: Labelled) -> bool:
+def _repeats(labelled: Labelled) -> bool:
     """True if the operator joins a tensor to itself along a labelled axis."""
-    operator = of.tensor.producer
-    if operator is None or operator.name not in _JOINING:
+    operator = labelled.tensor.producer
+    if operator is None or operator.name not in JOINING:
         return False
     if len(set(operator.inputs)) == len(operator.inputs):
         return False
-    return fx.tells_heads(of.factored[int(operator.option("axis"))])
+    return fx.tells_heads(labelled.factored[int(operator.option("axis"))])
 
 
-def _is_repeated_for_constants(of: Labelled) -> bool:
+def _is_repeated_for_constants(labelled: Labelled) -> bool:
     """True if rows are a tensor's rows repeated for each step of a constant: `[1, 1, T, C] * [1, N, 1, C]`."""
-    axes = fx.labelled_axes(of.factored)
-    made = of.tensor.producer
+    axes = fx.labelled_axes(labelled.factored)
+    made = labelled.tensor.producer
     if made is None or len(axes) < 2 or made.name not in ELEMENTWISE:
         return False
     activations = [tensor for tensor in made.given if not is_weight(tensor)]
     for axis in axes:
-        from_right = axis - len(of.factored)
+        from_right = axis - len(labelled.factored)
         sizes = [(1,) * -from_right + tensor.shape for tensor in activations]
         if all(shape[from_right] == 1 for shape in sizes):
             return True
     return False
 
 
-def _own_matrices(product: Operator, tensor: Tensor) -> Factored:
+def _labels_on_shared_batches(product: Operator, tensor: Tensor) -> Factored:
     """The layout of a product's operand with labels on batch axes on which the other operand has several steps, too."""
     axes = list(fx.plain(tensor.shape))
     others = [other.shape for other in product.given if other is not tensor]

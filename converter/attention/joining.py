@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.assembly import Assembly
-from edge_opt.attention.block import Form
-from edge_opt.attention.factors import Factor, Factored
+from edge_opt.attention.factors import Factor
+from edge_opt.attention.labelled import Labelled
 from edge_opt.base.words import name_below
 from edge_opt.ir import DType, Shape, Tensor
 from edge_opt.shapes.dimension import with_axis
@@ -24,15 +24,15 @@ SPLIT_TYPES = frozenset(
 )
 
 
-def join_heads(
-    assembly: Assembly, form: Form, heads: Sequence[Tensor], output: Tensor, factored: Factored
-) -> None:
-    """Define `output`, in which heads lie as in `factored`, from the pieces of all heads, innermost label first."""
-    factors = fx.merge_neighbours(fx.all_factors(factored))
+def join_heads(assembly: Assembly, heads: Sequence[Tensor], whole: Labelled) -> None:
+    """Define the `whole` tensor from the pieces of all heads, innermost label first."""
+    output = whole.tensor
+    factors = fx.merge_neighbours(fx.all_factors(whole.factored))
     labelled = [place for place, factor in enumerate(factors) if factor.stride]
     tensors = dict(enumerate(heads))
     for place in reversed(labelled):
-        packs = place == labelled[0] and not form.keep and output.dtype in SPLIT_TYPES
+        is_outermost = place == labelled[0]
+        packs = is_outermost and not whole.keep_axes and output.dtype in SPLIT_TYPES
         front = fx.axis_size(before for before in factors[:place] if not before.stride)
         joined: dict[int, Tensor] = {}
         for first, group in _groups(tensors, factors[place]).items():
@@ -60,7 +60,7 @@ def _joinable(assembly: Assembly, parts: list[Tensor], front: int) -> list[Tenso
 
     The joined tensor is then reshaped instead of every part.
     """
-    sources = list(map(assembly.source, parts))
+    sources = list(map(assembly.before_reshape, parts))
     if _axes_after(front, sources[0].shape):
         return sources
     if _axes_after(front, parts[0].shape):

@@ -22,12 +22,12 @@ from edge_opt.ir.refusal import RefusedError, Why
 class Labelled(NamedTuple):
     """A tensor, and the layout of heads in it.
 
-    With `keep`, a head's tensors keep axes that hold only heads, at size 1.
+    With `keep_axes`, a head's tensors keep axes that hold only heads, at size 1.
     """
 
     tensor: Tensor
     factored: Factored
-    keep: bool = True
+    keep_axes: bool = True
 
     @property
     def operator(self) -> Operator:
@@ -43,12 +43,12 @@ class Labelled(NamedTuple):
     @property
     def piece_shape(self) -> Shape:
         """Shape of one head's piece."""
-        return fx.piece_shape(self.factored, keep=self.keep)
+        return fx.piece_shape(self.factored, keep_axes=self.keep_axes)
 
     @property
     def full_shape(self) -> Shape:
         """Shape of one head's piece with all axes."""
-        return fx.piece_shape(self.factored, keep=True)
+        return fx.piece_shape(self.factored, keep_axes=True)
 
     def refusal(self, text: str) -> RefusedError:
         """The error that heads are not clear here, with this tensor and the operator that makes it."""
@@ -74,11 +74,11 @@ Operands = dict[int, Labelled]
 class OneHead:
     """Everything that a rule needs to make an operator for one head.
 
-    `of` is the whole result, `make` makes the head's part of an operand, `suffix` is added to names of results.
+    `result` is the whole result, `make` makes the head's part of an operand, `suffix` is added to names of results.
     """
 
     assembly: Assembly
-    of: Labelled
+    result: Labelled
     operands: Operands
     head: int
     make: Callable[[Labelled], Tensor]
@@ -94,7 +94,7 @@ class OneHead:
 
     def clone(self, inputs: Mapping[int, Tensor], shape: Shape, **options: object) -> Tensor:
         """A copy of the operator with other inputs and options, and with all its results cut like `shape`."""
-        operator = self.of.operator
+        operator = self.result.operator
         table = operator.options
         if options and table is not None:
             table = table.copy()
@@ -102,12 +102,12 @@ class OneHead:
                 table.set(name, value)
         read = [inputs.get(index, tensor) for index, tensor in enumerate(operator.inputs)]
         shapes = [self._cut_like(output.shape, shape) for output in operator.outputs]
-        made = self.assembly.again(operator, read, self.suffix, shapes, table)
-        return made[operator.outputs.index(self.of.tensor)]
+        made = self.assembly.copy_resized(operator, read, self.suffix, shapes, table)
+        return made[operator.outputs.index(self.result.tensor)]
 
     def _cut_like(self, other: Shape, shape: Shape) -> Shape:
         """The shape of another result when this one becomes `shape`: the same axes are cut."""
-        whole = self.of.tensor.shape
+        whole = self.result.tensor.shape
         if other == whole:
             return shape
         sizes = zip(other, whole, shape, strict=True)
@@ -115,11 +115,13 @@ class OneHead:
 
     def integers(self, word: str, values: object) -> Tensor:
         """An int32 operand such as axes or sizes."""
-        return self.assembly.integers(name_below(self.of.tensor.name, word), values)
+        return self.assembly.integers(name_below(self.result.tensor.name, word), values)
 
     def reshaped(self, source: Tensor, shape: Shape) -> Tensor:
         """`source`, reshaped to `shape` if necessary."""
-        return self.assembly.reshaped(source, shape, name_below(self.of.tensor.name, self.suffix))
+        return self.assembly.reshaped(
+            source, shape, name_below(self.result.tensor.name, self.suffix)
+        )
 
 
 class Rule(ABC):
@@ -129,18 +131,18 @@ class Rule(ABC):
     """True if operands may lack the heads' axes, since no option of the operator counts axes."""
 
     @abstractmethod
-    def operands(self, of: Labelled) -> Factors:
+    def operands(self, result: Labelled) -> Factors:
         """Factors of the operands, given the factors of one result.
 
         Raises:
             RefusedError: the label does not pass.
         """
 
-    def passed_on(self, of: Labelled, head: int) -> int | None:
+    def passed_on(self, result: Labelled, head: int) -> int | None:
         """The operand that one head's result is a RESHAPE of; None if the operator itself is needed."""
         return None
 
-    def is_read_whole(self, of: Labelled, operand: Labelled) -> bool:
+    def is_read_whole(self, result: Labelled, operand: Labelled) -> bool:
         """True if every head reads the whole operand."""
         return False
 
@@ -148,6 +150,6 @@ class Rule(ABC):
         """Make the operator for one head; its result may still have to be reshaped."""
         read: dict[int, Tensor] = {}
         for index, operand in one.operands.items():
-            if not self.is_read_whole(one.of, operand):
+            if not self.is_read_whole(one.result, operand):
                 read[index] = one.piece(index) if self.drops_axes else one.full(index)
-        return one.clone(read, one.of.piece_shape if self.drops_axes else one.of.full_shape)
+        return one.clone(read, one.result.piece_shape if self.drops_axes else one.result.full_shape)

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from edge_opt.attention import factors as fx
-from edge_opt.attention.assembly import Assembly
-from edge_opt.attention.factors import Factored
 from edge_opt.attention.labelled import Labelled, OneHead, Operands, Rule
 from edge_opt.attention.rules import RULES, is_product
 from edge_opt.ir import Operator, Tensor
@@ -29,13 +27,28 @@ DEEPEST = 60
 """Maximum number of operators followed in one direction; real blocks have under thirty."""
 
 ValueProducts: TypeAlias = dict[Operator, int]
-"""Value products, each with the operand that holds the probabilities: 0 in `P V`, `[.., T, H]`, 1 in `V^T P^T`.
-
-With operand p, the axis of the queries in the result is p - 2, and the axis of the head size is -1 - p.
-"""
+"""Value products, each with the operand that holds the probabilities: 0 in `P V`, 1 in `V^T P^T`."""
 
 
-class OperandFactors:
+def query_axis(probabilities: int) -> int:
+    """The axis of the queries in a value product's result: T in `P V = [.., T, H]` and in `V^T P^T = [.., H, T]`."""
+    return probabilities - 2
+
+
+def head_size_axis(probabilities: int) -> int:
+    """The axis of the head size H in a value product's result."""
+    return -1 - probabilities
+
+
+Stop: TypeAlias = Callable[[Operator], bool]
+"""Tells at which operators a walk up ends."""
+
+
+def _nowhere(_: Operator) -> bool:
+    return False
+
+
+class HeadLayouts:
     """The layouts of heads in operands, derived by rule from those in results."""
 
     def __init__(self, rules: Mapping[str, Rule] = RULES) -> None:
@@ -43,33 +56,34 @@ class OperandFactors:
         # The keys include the operator, since a rewrite may define the same tensor by another one.
         self._found: dict[tuple[Operator, Labelled], Operands] = {}
         self._refusals: dict[tuple[Operator | None, Labelled], RefusedError] = {}
-        self.clear: defaultdict[object, set[Labelled]] = defaultdict(set)
-        """Rows that a search followed to all their ends without finding heads in them; later searches skip them.
+        # Rows that a search followed to all their ends without finding heads in them; later searches skip them.
+        self.headless_rows: set[Labelled] = set()
+        """Rows of value products, above the products of queries and keys."""
+        self.headless_weights: set[Labelled] = set()
+        """Rows of value products, up to the next products, where more is ambiguous."""
+        self.headless_by_size: defaultdict[int, set[Labelled]] = defaultdict(set)
+        """Rows of other products, by the size of the heads that they might be."""
 
-        "rows" are those of value products; "weights" the same up to the next products, where more is ambiguous. Rows
-        of other products, by the size of the heads that they might be.
-        """
-
-    def above(self, of: Labelled) -> Operands:
+    def above(self, result: Labelled) -> Operands:
         """The operands that carry data, by index; none for an input, or if the label cannot be followed."""
-        if of.tensor.producer is None:
+        if result.tensor.producer is None:
             return {}
-        key = (of.operator, of)
+        key = (result.operator, result)
         if key not in self._found:
             try:
-                self._found[key] = self._by_rule(of)
+                self._found[key] = self._by_rule(result)
             except RefusedError as refused:
                 self._found[key] = {}
                 self._refusals[key] = refused.with_traceback(None)
         return self._found[key]
 
-    def refusal(self, of: Labelled) -> RefusedError | None:
+    def refusal(self, result: Labelled) -> RefusedError | None:
         """Why the label does not pass; None also for an input or an operator without a rule."""
-        self.above(of)
-        return self._refusals.get((of.tensor.producer, of))
+        self.above(result)
+        return self._refusals.get((result.tensor.producer, result))
 
-    def _by_rule(self, of: Labelled) -> Operands:
-        operator = of.operator
+    def _by_rule(self, result: Labelled) -> Operands:
+        operator = result.operator
         if operator.shape_error:
             raise RefusedError(Why.INVALID_MODEL, "the recorded shapes are inconsistent", operator)
         if any(tensor.is_dynamic or not tensor.has_rank for tensor in operator.given):
@@ -82,65 +96,58 @@ class OperandFactors:
         if operator.name not in self.rules:
             return {}
         operands: Operands = {}
-        for index, factored in self.rules[operator.name].operands(of).items():
-            operands[index] = Labelled(operator.input(index), factored, of.keep)
-            _check_scales(of, operands[index])
+        for index, factored in self.rules[operator.name].operands(result).items():
+            operands[index] = Labelled(operator.input(index), factored, result.keep_axes)
+            _check_scales(result, operands[index])
         return operands
 
-    def made(
-        self,
-        of: Labelled,
-        head: int,
-        assembly: Assembly,
-        make: Callable[[Labelled], Tensor],
-        suffix: str,
-    ) -> Tensor:
-        """Make the result for one head by its operator's rule; `make` gives the head's parts of the operands."""
-        rule = self.rules[of.operator.name]
-        one = OneHead(assembly, of, self.above(of), head, make, suffix)
-        operand = rule.passed_on(of, head)
-        result = rule.made(one) if operand is None else one.piece(operand)
-        return one.reshaped(result, of.piece_shape)
+    def made(self, one: OneHead) -> Tensor:
+        """Make the result for one head by its operator's rule."""
+        rule = self.rules[one.result.operator.name]
+        operand = rule.passed_on(one.result, one.head)
+        made = rule.made(one) if operand is None else one.piece(operand)
+        return one.reshaped(made, one.result.piece_shape)
 
-    def is_end(self, of: Labelled, stop: Callable[[Operator], bool] = lambda _: False) -> bool:
+    def is_end(self, labelled: Labelled, stop: Stop = _nowhere) -> bool:
         """True if a walk up ends at this tensor.
 
         All heads see the same, `stop` is true for the operator that makes it, or the label cannot be followed.
         """
-        made = of.tensor.producer
-        return of.pieces == 1 or made is None or stop(made) or not self.above(of)
+        made = labelled.tensor.producer
+        return labelled.pieces == 1 or made is None or stop(made) or not self.above(labelled)
 
     def upwards(
         self,
         starts: Iterable[Labelled],
-        stop: Callable[[Operator], bool] = lambda _: False,
+        stop: Stop = _nowhere,
         known: Container[Labelled] = (),
     ) -> Iterator[Labelled]:
         """The starts and all tensors above them, each with its layout of heads, up to the ends and the `known` ones."""
 
-        def above(of: Labelled) -> Iterable[Labelled]:
-            return () if of in known or self.is_end(of, stop) else self.above(of).values()
+        def above(labelled: Labelled) -> Iterable[Labelled]:
+            if labelled in known or self.is_end(labelled, stop):
+                return ()
+            return self.above(labelled).values()
 
         return walked(starts, above)
 
-    def ends(
-        self, walk: Iterable[Labelled], stop: Callable[[Operator], bool] = lambda _: False
-    ) -> Iterator[Labelled]:
+    def ends(self, walk: Iterable[Labelled], stop: Stop = _nowhere) -> Iterator[Labelled]:
         """The tensors of a walk up at which it ends and whose pieces differ, without constants."""
-        for of in walk:
-            if not of.tensor.is_constant and of.pieces > 1 and self.is_end(of, stop):
-                yield of
+        for labelled in walk:
+            differs = labelled.pieces > 1 and not labelled.tensor.is_constant
+            if differs and self.is_end(labelled, stop):
+                yield labelled
 
 
-def _check_scales(of: Labelled, operand: Labelled) -> None:
+def _check_scales(result: Labelled, operand: Labelled) -> None:
     """Raise RefusedError if a head's part of an operand would stand for other real numbers than the operand does."""
-    operator = of.operator
+    operator = result.operator
     own = operand.tensor.quantization
     has_several = own is not None and (own.is_per_axis or own.is_blockwise)
     if has_several and operand.piece_shape != operand.tensor.shape:
         text = "a tensor with several scales cannot be cut"
         raise RefusedError(Why.QUANTIZATION, text, operator, operand.tensor)
-    if operator.name in _DROPPED and _has_other_scale(operand.tensor, of.tensor):
+    if operator.name in _DROPPED and _has_other_scale(operand.tensor, result.tensor):
         text = "the operator gives the same integers another scale"
         raise RefusedError(Why.QUANTIZATION, text, operator, operand.tensor)
 
@@ -155,14 +162,15 @@ def _has_other_scale(one: Tensor, other: Tensor) -> bool:
 
 @dataclass(slots=True)
 class Trace:
-    """The path of the head label from the merged heads up to the products of queries and keys.
+    """The path of the head label from the `merged` heads up to the products of queries and keys.
 
-    `products` are the value products and `logits` the products of queries and keys, with the factors of their results.
-    `core` are the operators from `logits` on, `refusal` the first reason why the label was not followed further.
+    `value_products` and `logits`, the products of queries and keys, have their results with the layout of heads. `core`
+    are the operators from `logits` on, `refusal` the first reason why the label was not followed further.
     """
 
-    products: dict[Operator, Factored] = field(default_factory=dict)
-    logits: dict[Operator, Factored] = field(default_factory=dict)
+    merged: Labelled
+    value_products: dict[Operator, Labelled] = field(default_factory=dict)
+    logits: dict[Operator, Labelled] = field(default_factory=dict)
     core: frozenset[Operator] = frozenset()
     refusal: RefusedError | None = None
 
@@ -170,35 +178,35 @@ class Trace:
 class _Step(NamedTuple):
     """A tensor on the way up; `is_behind_values` until the way has passed a value product."""
 
-    of: Labelled
+    labelled: Labelled
     is_behind_values: bool
 
 
-def trace_heads(merged: Labelled, values: ValueProducts, operands: OperandFactors) -> Trace:
+def trace_heads(merged: Labelled, value_products: ValueProducts, layouts: HeadLayouts) -> Trace:
     """Follow the label from the tensor of merged heads, after the value products, to the logits products.
 
     Raises:
         RefusedError: not all heads reach the logits.
     """
-    trace = Trace()
+    trace = Trace(merged)
     readers: dict[Operator, list[Operator]] = {}
 
     def above(step: _Step) -> Iterator[_Step]:
-        of, is_behind_values = step
-        if fx.is_shared(of.factored):
+        labelled, is_behind_values = step
+        if fx.is_shared(labelled.factored):
             return
-        found = operands.above(of)
+        found = layouts.above(labelled)
         if not found:
-            trace.refusal = trace.refusal or operands.refusal(of)
+            trace.refusal = trace.refusal or layouts.refusal(labelled)
             return
-        operator = of.operator
+        operator = labelled.operator
         sources = list(found.values())
-        if operator in values:
-            trace.products[operator] = of.factored
-            sources = [found[values[operator]]]  # the probabilities
+        if operator in value_products:
+            trace.value_products[operator] = labelled
+            sources = [found[value_products[operator]]]  # the probabilities
             is_behind_values = False
-        elif is_product(operator) and not is_behind_values and of.pieces > 1:
-            trace.logits[operator] = of.factored
+        elif is_product(operator) and not is_behind_values and labelled.pieces > 1:
+            trace.logits[operator] = labelled
             return
         for source in sources:
             if source.tensor.producer is not None:
@@ -207,20 +215,20 @@ def trace_heads(merged: Labelled, values: ValueProducts, operands: OperandFactor
 
     for _ in walked([_Step(merged, True)], above, 2 * DEEPEST):
         pass
-    _check_logits(trace, merged)
+    _check_logits(trace)
     trace.core = frozenset(walked(trace.logits, lambda operator: readers.get(operator, ())))
     return trace
 
 
-def _check_logits(trace: Trace, merged: Labelled) -> None:
+def _check_logits(trace: Trace) -> None:
     """Raise RefusedError unless all heads reach each of the logits products."""
     if not trace.logits:
-        end = merged.tensor.producer
+        end = trace.merged.tensor.producer
         raise trace.refusal or RefusedError(
             Why.HEADS, "no product of queries and keys carries the heads", end
         )
-    for product, factored in trace.logits.items():
-        count = fx.piece_count(factored)
-        if count != merged.pieces:
+    heads = trace.merged.pieces
+    for product, result in trace.logits.items():
+        if result.pieces != heads:
             text = "not every head reaches the logits"
-            raise RefusedError(Why.HEADS, text, product, None, str(merged.pieces), str(count))
+            raise RefusedError(Why.HEADS, text, product, None, str(heads), str(result.pieces))

@@ -31,16 +31,18 @@ _FARTHEST = 120
 _MOST_BETWEEN = 8
 """Maximum number of operators between the elements of two activations and what sums them, if not only scales."""
 
-_SUMMING = frozenset({Effect.REDUCTION, Effect.PRODUCT, Effect.CONVOLUTION})
-_SUMMING_OPERATORS = operators_that(*_SUMMING)
-_CONVOLUTIONS = operators_that(Effect.CONVOLUTION)
-_RETYPING = frozenset({"CAST", "QUANTIZE", "DEQUANTIZE"})
-_MULTIPLYING = frozenset({"MUL", "SQUARED_DIFFERENCE"})
-_COMBINING = _MULTIPLYING | {"SUB", "DIV"}
-_KEEPING = MOVEMENT | _RETYPING | {"MUL", "DIV", "NEG"}
+# Operators between the elements of two activations and what sums them:
+_MULTIPLYING = frozenset(
+    {"MUL", "SQUARED_DIFFERENCE"}
+)  # a product, even if only rows or columns are repeated
+_COMBINING = _MULTIPLYING | {"SUB", "DIV"}  # a product if rows and columns are repeated
+_SCALING = MOVEMENT | {"CAST", "QUANTIZE", "DEQUANTIZE", "MUL", "DIV", "NEG"}
 _PASSED = ELEMENTWISE | operators_that(
     Effect.REARRANGING, Effect.CUTTING, Effect.PADDING, Effect.REDUCTION
 )
+_SUMMING = frozenset({Effect.REDUCTION, Effect.PRODUCT, Effect.CONVOLUTION})
+_SUMMING_OPERATORS = operators_that(*_SUMMING)
+_CONVOLUTIONS = operators_that(Effect.CONVOLUTION)
 _UNKNOWN = "CUSTOM"
 _Groups: TypeAlias = tuple[Axes, ...]
 
@@ -49,13 +51,14 @@ _Groups: TypeAlias = tuple[Axes, ...]
 class Product:
     """A product of two activations: `[.., M, C] x [.., C, N] -> [.., M, N]`, a matrix for each index of other axes.
 
-    `matrix` has the axes M and N of `operator`'s result (without those of size 1). `several`: there is more than one
-    matrix, even if of a batch only, or rows that may belong to several heads. `is_outer`: C is 1, so nothing is summed.
+    `matrix` has the axes M and N of `operator`'s result (without those of size 1). `may_hold_heads`: there is more than
+    one matrix, even if of a batch only, or rows that may belong to several heads. `is_outer`: C is 1, so nothing is
+    summed.
     """
 
     operator: Operator
     matrix: _Groups
-    several: bool
+    may_hold_heads: bool
     is_outer: bool = False
 
     @property
@@ -67,14 +70,14 @@ class Product:
 class Pair(NamedTuple):
     """Two products: the first one's matrices reach the second.
 
-    `mixed`: the first operator between them that sums over another axis, or that cannot be followed. `lost`: rows or
-    columns were summed between them, and the second sums over what was left.
+    `mixed_by`: the first operator between them that sums over another axis, or that cannot be followed. `lost_axes`:
+    rows or columns were summed between them, and the second sums over what was left.
     """
 
     first: Product
     second: Product
-    mixed: Operator | None
-    lost: bool = False
+    mixed_by: Operator | None
+    lost_axes: bool = False
 
     @property
     def products(self) -> tuple[Product, Product]:
@@ -84,16 +87,16 @@ class Pair(NamedTuple):
     @property
     def is_mixed(self) -> bool:
         """True if an operator between them sums over another axis, which may hold the heads."""
-        return self.mixed is not None and self.mixed.name in _SUMMING_OPERATORS
+        return self.mixed_by is not None and self.mixed_by.name in _SUMMING_OPERATORS
 
     def refusal(self) -> RefusedError:
         """Why the pair is not split, for a pair that is in no block."""
         if self.is_mixed:
             text = "heads may be mixed here, between two products of activations"
-            return RefusedError(Why.HEADS, text, self.mixed)
-        if self.mixed is not None:
+            return RefusedError(Why.HEADS, text, self.mixed_by)
+        if self.mixed_by is not None:
             text = "a product of activations cannot be followed through this operator"
-            return RefusedError(Why.OPERATOR, text, self.mixed)
+            return RefusedError(Why.OPERATOR, text, self.mixed_by)
         for product in self.products:
             if product.is_written_out:
                 text = "a product of activations is neither BATCH_MATMUL nor FULLY_CONNECTED"
@@ -105,20 +108,20 @@ class Pair(NamedTuple):
 def product_of(operator: Operator) -> Product | None:
     """The product of activations that an operator computes; for one written as MUL and SUM, the SUM."""
     if operator.name in _CONVOLUTIONS and not is_weight(operator.input(1)):
-        return Product(operator, (), several=True)
+        return Product(operator, (), may_hold_heads=True)
     if not multiplies_activations(operator):
         return _sum_of_products(operator)
     summed = operator.input(0).shape
     if not summed or not has_known_axes(operator):  # a wrong shape may be that of a scalar
-        return Product(operator, (), several=True)
+        return Product(operator, (), may_hold_heads=True)
     shape = operator.outputs[0].shape
     last = len(shape) - 1
     # The rows of a FULLY_CONNECTED share the weights.
     first_row = 0 if operator.name == "FULLY_CONNECTED" else max(last - 1, 0)
     matrix = _wide(shape, range(first_row, last), [last])
-    several = math.prod(shape[:first_row]) > 1
+    may_hold_heads = math.prod(shape[:first_row]) > 1
     is_outer = summed[contracted_axis(operator, 0)] == 1
-    return Product(operator, matrix, several, is_outer)
+    return Product(operator, matrix, may_hold_heads, is_outer)
 
 
 def _wide(shape: Shape, *groups: Iterable[int]) -> _Groups:
@@ -133,36 +136,36 @@ def _sum_of_products(summed: Operator) -> Product | None:
     `SUM([.., M, 1, C] * [.., 1, N, C]) -> [.., M, N]`. In between, numbers may be scaled and rearranged. Where both
     rows and columns are repeated, more may happen to them, and any operator may sum.
     """
-    is_plain = summed.name in ("SUM", "MEAN")
     if summed.name not in _SUMMING_OPERATORS:
         return None
-    passed: list[Operator] = []
-    factors = summed.input(0).producer
-    while factors is not None and len(passed) < (MOST_MOVES if is_plain else _MOST_BETWEEN):
-        activations = _activations(factors)
-        if len(activations) > 1 and factors.name in _COMBINING:
-            product = _product_summed(summed, factors, activations[:2], passed)
-            is_multiplied = is_plain and factors.name in _MULTIPLYING
+    only_scaled = summed.name in ("SUM", "MEAN")
+    between: list[Operator] = []
+    combining = summed.input(0).producer
+    while combining is not None and len(between) < (MOST_MOVES if only_scaled else _MOST_BETWEEN):
+        activations = _activations(combining)
+        if len(activations) > 1 and combining.name in _COMBINING:
+            product = _product_summed(summed, combining, activations[:2], between)
+            is_multiplied = only_scaled and combining.name in _MULTIPLYING
             if product is not None and (is_multiplied or len(product.matrix) > 1):
                 return product
-        if not activations or factors.name not in _PASSED:
+        if not activations or combining.name not in _PASSED:
             return None
-        is_plain = is_plain and factors.name in _KEEPING and len(activations) == 1
-        passed.insert(0, factors)
-        factors = max(activations, key=lambda tensor: tensor.elements).producer
+        only_scaled = only_scaled and combining.name in _SCALING and len(activations) == 1
+        between.insert(0, combining)
+        combining = max(activations, key=lambda tensor: tensor.elements).producer
     return None
 
 
 def _product_summed(
-    summed: Operator, factors: Operator, operands: Iterable[Tensor], passed: Sequence[Operator]
+    summed: Operator, combining: Operator, operands: Iterable[Tensor], between: Sequence[Operator]
 ) -> Product | None:
-    """The product that a sum makes of what `factors` combines, if it is one; `passed` are the operators in between."""
-    if not all(map(has_known_axes, (summed, factors, *passed))):
+    """The product that a sum makes of what `combining` combines, if it is one; `between` lie between the two."""
+    if not all(map(has_known_axes, (summed, combining, *between))):
         return None
-    sizes = factors.outputs[0].shape
+    sizes = combining.outputs[0].shape
     rank = len(sizes)
     left, right = (_repeated_shape(tensor, rank) for tensor in operands)
-    places = [_axes_in_sum(summed, factors, passed, axis) for axis in range(rank)]
+    places = [_axes_in_sum(summed, combining, between, axis) for axis in range(rank)]
     contracted = [axis for axis in range(rank) if sizes[axis] > 1 and not places[axis]]
     kept = [axis for axis in range(rank) if axis not in contracted]
     rows = [axis for axis in kept if right[axis] == 1]
@@ -183,12 +186,12 @@ def _activations(operator: Operator) -> list[Tensor]:
 
 
 def _axes_in_sum(
-    summed: Operator, factors: Operator, passed: Iterable[Operator], axis: int
+    summed: Operator, combining: Operator, between: Iterable[Operator], axis: int
 ) -> Axes:
-    """The axes of a SUM's result on which an axis of its factors lies."""
+    """The axes of a SUM's result on which an axis of what it sums lies."""
     axes: Axes = frozenset({axis})
-    tensor = factors.outputs[0]
-    for operator in (*passed, summed):
+    tensor = combining.outputs[0]
+    for operator in (*between, summed):
         axes = axes_behind(operator, tensor, axes)
         tensor = operator.outputs[0]
     return axes
@@ -235,7 +238,7 @@ def pairs_among(given: Iterable[Product]) -> Iterator[Pair]:
 def _is_residual(product: Product) -> bool:
     """True if a product is added to what it was made of, `x + x A`: a step of a residual stream, no scores."""
     operator = product.operator
-    if product.several and len(operator.outputs[0].shape) > 3:
+    if product.may_hold_heads and len(operator.outputs[0].shape) > 3:
         return False  # several matrices: heads, which have no stream of their own
     own = {_origin(tensor) for tensor in operator.inputs[:2]}
 
@@ -259,13 +262,13 @@ def _origin(tensor: Tensor | None) -> Tensor | None:
 class _Matrices(NamedTuple):
     """A tensor that holds a product's matrices, and on which axes: None if unknown, or if the matrices are numbers.
 
-    `mixed` as in `Pair`; `lost`: rows or columns were summed, which may have been the heads.
+    `mixed_by` as in `Pair`; `lost_axes`: rows or columns were summed, which may have been the heads.
     """
 
     tensor: Tensor
     axes: _Groups | None
-    mixed: Operator | None = None
-    lost: bool = False
+    mixed_by: Operator | None = None
+    lost_axes: bool = False
 
 
 _Through: TypeAlias = Callable[[Operator, _Matrices], tuple[_Matrices, ...]]
@@ -288,8 +291,10 @@ def _reached(
                 return
             if reader not in products:
                 yield from through(reader, held)
-            elif not held.lost or _contracts(reader, held):
-                found.setdefault(reader, Pair(product, products[reader], held.mixed, held.lost))
+            elif not held.lost_axes or _contracts(reader, held):
+                found.setdefault(
+                    reader, Pair(product, products[reader], held.mixed_by, held.lost_axes)
+                )
 
     start = _Matrices(product.operator.outputs[0], product.matrix or None)
     for _ in walked([start], behind):
@@ -306,18 +311,18 @@ def _through(reader: Operator, held: _Matrices) -> tuple[_Matrices, ...]:
     if held.axes is None and sums and kind.effect is not Effect.REDUCTION:
         return ()
     moved = moved_axes(reader, held.tensor)
-    mixed = held.mixed
-    if mixed is None and (moved is None or sums):
-        mixed = reader
+    mixed_by = held.mixed_by
+    if mixed_by is None and (moved is None or sums):
+        mixed_by = reader
     axes: _Groups | None = None
-    lost = held.lost
+    lost_axes = held.lost_axes
     if moved is not None and held.axes is not None:
         axes = tuple(filter(None, (on_axes(moved, group) for group in held.axes)))
         if not axes:
             return ()
-        lost = lost or len(axes) < len(held.axes)
+        lost_axes = lost_axes or len(axes) < len(held.axes)
     results = kind.data_results(reader.outputs) if kind.is_followed else reader.outputs
-    return tuple(_Matrices(result, axes, mixed, lost) for result in results)
+    return tuple(_Matrices(result, axes, mixed_by, lost_axes) for result in results)
 
 
 def _contracts(product: Operator, held: _Matrices) -> bool:

@@ -5,7 +5,7 @@
     k [1,(K),S,H] ----------------------------------> BATCH_MATMUL          k is cut into K parts
     mask [1,1,T,S] ---------------------------------> ADD                   has no label: all heads share it
                                                           |                 the core: made per head
-    block.output [1,T,(N)(H)] <- RESHAPE <- TRANSPOSE <- ...                joined
+    block.merged [1,T,(N)(H)] <- RESHAPE <- TRANSPOSE <- ...                joined
 
 The plan depends on the graph alone, not on the order of building. See docs/head-axis.md.
 """
@@ -18,7 +18,7 @@ from edge_opt.attention import factors as fx
 from edge_opt.attention.block import Block, Form
 from edge_opt.attention.factors import Factored
 from edge_opt.attention.labelled import Labelled
-from edge_opt.attention.labels import DEEPEST, OperandFactors
+from edge_opt.attention.labels import DEEPEST, HeadLayouts
 from edge_opt.attention.rules import MOVEMENT
 from edge_opt.ir import Operator, Subgraph, Tensor
 from edge_opt.ir.walk import read_outside
@@ -37,10 +37,12 @@ class Plan:
     subgraph: Subgraph
     block: Block
     form: Form
-    operands: OperandFactors
+    layouts: HeadLayouts
     cuts: dict[Labelled, tuple[Labelled, ...]] = field(default_factory=dict)
     old: dict[Operator, None] = field(default_factory=dict)
     labelled: dict[Tensor, Labelled] = field(default_factory=dict)
+    # The tensors at which the way up from the merged heads ended: their cuts may move farther up.
+    _entering: dict[Labelled, None] = field(default_factory=dict)
     # Operators that are not visited yet, with the layouts of heads in their results, each with its depth; and a heap of
     # them, the last one in execution order first.
     _waiting: dict[Operator, dict[Labelled, int]] = field(default_factory=dict)
@@ -48,52 +50,51 @@ class Plan:
 
     def __post_init__(self) -> None:
         """Go up from the merged heads to the tensors that are cut, each after all its readers; then place the cuts."""
-        self._read(Labelled(self.block.output, self.block.factored, self.form.keep), 0)
+        self._read(self.block.merged._replace(keep_axes=self.form.keep_axes), 0)
         while self._queue:
             _, operator = heappop(self._queue)
             self._decide(operator)
         replaced = {*self.block.core, *self.old}
-        entering = list(self.cuts)
-        self.cuts.clear()
-        for of in entering:
-            self._place(of, replaced)
+        for labelled in self._entering:
+            self._place(labelled, replaced)
 
     # Up from the merged heads
 
-    def _read(self, of: Labelled, depth: int) -> None:
-        operator = of.tensor.producer
+    def _read(self, labelled: Labelled, depth: int) -> None:
+        """Visit the operator of a tensor later, or end the way up here."""
+        operator = labelled.tensor.producer
         if operator is None:
-            self.cuts[of] = (of,)
-        elif not fx.is_shared(of.factored):
+            self._entering[labelled] = None
+        elif not fx.is_shared(labelled.factored):
             if operator not in self._waiting:
                 heappush(self._queue, (-self.subgraph.place(operator), operator))
-            layouts = self._waiting.setdefault(operator, {})
-            layouts[of] = max(depth, layouts.get(of, 0))
+            depths = self._waiting.setdefault(operator, {})
+            depths[labelled] = max(depth, depths.get(labelled, 0))
 
     def _decide(self, operator: Operator) -> None:
         """Make an operator per head if it is in the core, vanishes or can be made alone; otherwise cut its results."""
-        layouts = self._waiting.pop(operator)
-        depth = max(layouts.values())
+        depths = self._waiting.pop(operator)
+        depth = max(depths.values())
         in_core = operator in self.block.core
         may_be_made = self.form.above and depth < DEEPEST
-        is_made = in_core or (may_be_made and self._is_made_alone(operator, layouts))
-        for of in layouts:
-            if not is_made and (self._is_free(of) or not self._vanishes(of, DEEPEST)):
-                self.cuts[of] = (of,)
+        is_made = in_core or (may_be_made and self._is_made_alone(operator, depths))
+        for labelled in depths:
+            if not is_made and (self._is_free(labelled) or not self._vanishes(labelled, DEEPEST)):
+                self._entering[labelled] = None
                 continue
             self.old[operator] = None
-            if in_core and of.pieces == self.block.pieces:
-                self.labelled.setdefault(of.tensor, of)
-            for operand in self._read_in_part(of):
+            if in_core and labelled.pieces == self.block.merged.pieces:
+                self.labelled.setdefault(labelled.tensor, labelled)
+            for operand in self._read_in_part(labelled):
                 self._read(operand, depth + 1)
 
-    def _read_in_part(self, of: Labelled) -> list[Labelled]:
+    def _read_in_part(self, labelled: Labelled) -> list[Labelled]:
         """Operands of which a head reads a part, or the whole with fewer axes."""
-        rule = self.operands.rules[of.operator.name]
-        operands = self.operands.above(of).values()
-        return [operand for operand in operands if not rule.is_read_whole(of, operand)]
+        rule = self.layouts.rules[labelled.operator.name]
+        operands = self.layouts.above(labelled).values()
+        return [operand for operand in operands if not rule.is_read_whole(labelled, operand)]
 
-    def _is_made_alone(self, operator: Operator, layouts: Iterable[Labelled]) -> bool:
+    def _is_made_alone(self, operator: Operator, depths: Iterable[Labelled]) -> bool:
         """True if each head can have its own operator without computing anything twice.
 
         This requires results that differ between heads and are read only per head. Results that are graph outputs or
@@ -102,29 +103,33 @@ class Plan:
         for tensor in operator.outputs:
             if not tensor.consumers and not self.subgraph.is_output(tensor):
                 continue
-            own = {fx.canonical(of.factored): of for of in layouts if of.tensor is tensor}
+            own = {
+                fx.canonical(labelled.factored): labelled
+                for labelled in depths
+                if labelled.tensor is tensor
+            }
             if len(own) != 1 or read_outside(self.subgraph, tensor, self.old):
                 return False
-            (of,) = own.values()
-            if of.pieces == 1 or not self.operands.above(of):
+            (labelled,) = own.values()
+            if labelled.pieces == 1 or not self.layouts.above(labelled):
                 return False
         return True
 
-    def _is_free(self, of: Labelled) -> bool:
+    def _is_free(self, labelled: Labelled) -> bool:
         """True if cutting takes no operator."""
-        if fx.is_shared(of.factored) or of.tensor.is_constant:
+        if fx.is_shared(labelled.factored) or labelled.tensor.is_constant:
             return True
-        return of.pieces == 1 and of.piece_shape == of.tensor.shape
+        return labelled.pieces == 1 and labelled.piece_shape == labelled.tensor.shape
 
-    def _vanishes(self, of: Labelled, depth: int) -> bool:
+    def _vanishes(self, labelled: Labelled, depth: int) -> bool:
         """True if the operator only repeats or joins for the heads, or moves such a result, so nothing is left."""
-        if self._is_free(of):
+        if self._is_free(labelled):
             return True
-        operands = self.operands.above(of)
+        operands = self.layouts.above(labelled)
         if not operands or not depth:
             return False
-        operator = of.operator
-        if self.operands.rules[operator.name].passed_on(of, 0) is None:
+        operator = labelled.operator
+        if self.layouts.rules[operator.name].passed_on(labelled, 0) is None:
             return False
         if operator.name not in MOVEMENT:
             return True
@@ -139,36 +144,38 @@ class Plan:
         UNPACK cuts the farthest.
         """
         chain = self._chain(cut, replaced)
-        usable = [place for place, of in enumerate(chain) if self._can_be_cut(of.factored)] or [0]
-        place = usable[0 if self.form.keep else -1]
+        usable = [
+            place for place, labelled in enumerate(chain) if self._can_be_cut(labelled.factored)
+        ] or [0]
+        place = usable[0 if self.form.keep_axes else -1]
         top = self._above_scalings(chain, place)
         self.cuts[chain[place]] = tuple(reversed(chain[place : top + 1]))
-        for of in chain[:top]:
-            self.old[of.operator] = None
+        for labelled in chain[:top]:
+            self.old[labelled.operator] = None
         # Scalars beside the chain: a head without the axes of the heads needs them without these axes, too.
-        for of in chain[:place]:
-            for operand in self._read_in_part(of):
+        for labelled in chain[:place]:
+            for operand in self._read_in_part(labelled):
                 if operand.pieces == 1:
                     self.cuts[operand] = (operand,)
 
-    def _chain(self, of: Labelled, readers: Container[Operator]) -> list[Labelled]:
+    def _chain(self, labelled: Labelled, readers: Container[Operator]) -> list[Labelled]:
         """A tensor and those above it, through rearrangements and scalings, while nothing else reads them."""
-        chain = [of]
-        while len(chain) < DEEPEST and not read_outside(self.subgraph, of.tensor, readers):
-            operands = self.operands.above(of).values()
+        chain = [labelled]
+        while len(chain) < DEEPEST and not read_outside(self.subgraph, labelled.tensor, readers):
+            operands = self.layouts.above(labelled).values()
             carriers = [operand for operand in operands if operand.pieces > 1]
             if len(carriers) != 1:
                 break
-            if of.operator.name not in MOVEMENT and not _scales(of.operator):
+            if labelled.operator.name not in MOVEMENT and not _scales(labelled.operator):
                 break
-            readers = {of.operator}
-            of = carriers[0]
-            chain.append(of)
+            readers = {labelled.operator}
+            labelled = carriers[0]
+            chain.append(labelled)
         return chain
 
     def _above_scalings(self, chain: list[Labelled], place: int) -> int:
         """The place in the chain above all scalings that each head repeats for itself."""
-        if not self.form.keep or self.block.heads == 1:
+        if not self.form.keep_axes or self.block.heads == 1:
             return place
         for above in range(len(chain) - 1, place, -1):
             if chain[above - 1].operator.name not in MOVEMENT:
@@ -178,7 +185,7 @@ class Plan:
     def _can_be_cut(self, factored: Factored) -> bool:
         """True if one axis begins with all the heads and, for UNPACK, holds nothing else."""
         for axis in filter(fx.tells_heads, factored):
-            is_whole = self.form.keep or fx.only_labels(axis)
+            is_whole = self.form.keep_axes or fx.only_labels(axis)
             if is_whole and fx.labels((fx.leading(axis),)) == fx.labels(factored):
                 return True
         return False

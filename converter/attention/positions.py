@@ -11,7 +11,7 @@ position.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain, islice
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,10 +27,10 @@ from edge_opt.attention.float_form import (
     real_constant,
 )
 from edge_opt.attention.labelled import along
-from edge_opt.attention.labels import OperandFactors
+from edge_opt.attention.labels import HeadLayouts
 from edge_opt.ir import DType, Operator, Subgraph, Tensor
 from edge_opt.ir.refusal import RefusedError, Why
-from edge_opt.ir.walk import backward_slice, only_reader, producers, reads, walked
+from edge_opt.ir.walk import backward_slice, makers_of, only_reader, producers, reads, walked
 
 _HALF_A_STEP = 0.501  # quantizers divide in float32
 _MOST_STEPS = 64  # from the positions to a cosine, and behind it; real ones have under thirty
@@ -52,7 +52,7 @@ class Rotary:
         """True if the float model's constants replace all quantized ones."""
         if not self.exact:
             return False
-        read = chain.from_iterable(operator.given for operator in self.operators)
+        read = reads(self.operators)
         quantized = {tensor for tensor in read if tensor.is_constant and is_code(tensor)}
         return self.exact.keys() >= quantized
 
@@ -62,7 +62,7 @@ class Rotary:
         return self.operators[-1].outputs[0]
 
     @cached_property
-    def form(self) -> FloatForm:
+    def float_form(self) -> FloatForm:
         """The operators in float; raises RefusedError if one is not supported."""
         return in_float(self.position, self.operators, self.exact)
 
@@ -73,7 +73,7 @@ class Rotary:
         Raises:
             RefusedError: an entry depends on several positions, or they have no axis of their own.
         """
-        _ = self.form  # raises if an operator is not supported
+        _ = self.float_form  # raises if an operator is not supported
         count = self.position.elements
         shape = self.result.shape
         if count == 1 and 1 in shape:
@@ -89,16 +89,16 @@ class Rotary:
         """The axis of the positions in all tensors above the result, where it is `axis`; empty if it is another."""
         whole = along(self.result, axis)
         own = whole.factored[axis]
-        operands = OperandFactors()
+        layouts = HeadLayouts()
         places: dict[Tensor, int] = {}
         others: list[Tensor] = []
-        for of in operands.upwards([whole]):
-            if own not in of.factored:
-                others.append(of.tensor)
+        for labelled in layouts.upwards([whole]):
+            if own not in labelled.factored:
+                others.append(labelled.tensor)
                 continue
-            if of.tensor is not self.position and operands.is_end(of):
+            if labelled.tensor is not self.position and layouts.is_end(labelled):
                 return {}
-            places[of.tensor] = of.factored.index(own)
+            places[labelled.tensor] = labelled.factored.index(own)
         mixes = self.position in (*others, *backward_slice(others)[1])
         return {} if mixes else places
 
@@ -107,7 +107,7 @@ class Rotary:
         axis = self.axes[self.result]
         sizes = list(self.result.shape)
         sizes[axis] = -1
-        results = [run.arrays[self.form.result] for run in self.form.runs(count)]
+        results = [run.arrays[self.float_form.result] for run in self.float_form.runs(count)]
         # `[.., T, .., R]`: the runs follow each other along the axis of the positions.
         parts = [np.moveaxis(result, -1, axis).reshape(sizes) for result in results]
         return np.concatenate(parts, axis).take(range(count), axis)
@@ -117,8 +117,8 @@ class Rotary:
         axes = self.axes
         has_axis = self.position.elements > 1
         beyond = count
-        for run in self.form.runs(count):
-            for tensor, stored in self.form.angles:
+        for run in self.float_form.runs(count):
+            for tensor, stored in self.float_form.angles:
                 *places, number = np.nonzero(_cannot_store(stored, run.arrays[tensor]))
                 steps = places[axes[stored]] if has_axis and stored in axes else 0
                 beyond = int((run.first[number] + steps).min(initial=beyond))
@@ -183,9 +183,12 @@ def find_rotary(graph: Subgraph, exact: Mapping[Tensor, Tensor] | None = None) -
         leading = list(walked([operator], producers, _MOST_STEPS + 1))
         if len(leading) > _MOST_STEPS:
             continue
-        made = chain.from_iterable(each.outputs for each in leading)
         sources = [tensor for tensor in reads(leading) if not tensor.is_constant]
-        if len(sources) == 1 and _is_position(sources[0], graph) and any(map(is_code, made)):
+        if (
+            len(sources) == 1
+            and _is_position(sources[0], graph)
+            and any(map(is_code, makers_of(leading)))
+        ):
             leading.sort(key=graph.place)
             following = islice(_following(graph, operator), _MOST_STEPS)
             yield Rotary(sources[0], (*leading, *following), exact or {})

@@ -34,33 +34,36 @@ class ByAxes(Rule):
         self._places = places
         self.drops_axes = drops_axes
 
-    def operands(self, of: Labelled) -> Factors:
+    def operands(self, result: Labelled) -> Factors:
         factors: Factors = {}
-        for index, places in self._places(of).items():
-            source = of.operator.input(index)
-            beyond = any(
-                place is not None and not 0 <= place < len(of.factored) for place in places
-            )
-            if beyond or len(places) != len(source.shape):
+        for index, places in self._places(result).items():
+            source = result.operator.input(index)
+            is_beyond = not {*places} <= {None, *range(len(result.factored))}
+            if is_beyond or len(places) != len(source.shape):
                 raise RefusedError(
-                    Why.INVALID_MODEL, "the recorded shapes are inconsistent", of.operator, source
+                    Why.INVALID_MODEL,
+                    "the recorded shapes are inconsistent",
+                    result.operator,
+                    source,
                 )
-            sizes = zip(source.shape, places, strict=True)
-            factors[index] = tuple(self._axis(of, source, *pair) for pair in sizes)
+            axes: list[Axis] = []
+            for size, place in zip(source.shape, places, strict=True):
+                axes.append(self._axis(result, source, size, place))
+            factors[index] = tuple(axes)
         return factors
 
-    def _axis(self, of: Labelled, source: Tensor, size: int, place: int | None) -> Axis:
+    def _axis(self, result: Labelled, source: Tensor, size: int, place: int | None) -> Axis:
         """The factors of one axis of an operand, given its size and its place in the result."""
         if place is None:
             return fx.plain_axis(size)
-        whole = of.factored[place]
-        if size == of.tensor.shape[place]:
+        whole = result.factored[place]
+        if size == result.tensor.shape[place]:
             return whole
         if self.drops_axes:
-            return fx.repeated(whole)
+            return fx.unit_axis(whole)
         if fx.tells_heads(whole):
             raise RefusedError(
-                Why.HEADS, "an axis of heads changes its length", of.operator, source
+                Why.HEADS, "an axis of heads changes its length", result.operator, source
             )
         return fx.plain_axis(size)
 
@@ -68,9 +71,9 @@ class ByAxes(Rule):
 class Elementwise(ByAxes):
     """Operands aligned from the right; heads share an operand without the labelled axis."""
 
-    def is_read_whole(self, of: Labelled, operand: Labelled) -> bool:
+    def is_read_whole(self, result: Labelled, operand: Labelled) -> bool:
         """Without a RESHAPE, if a head's part differs only in leading axes of size 1."""
-        if len(operand.tensor.shape) > len(of.piece_shape):
+        if len(operand.tensor.shape) > len(result.piece_shape):
             return False
         return _without_leading_ones(operand.tensor.shape) == _without_leading_ones(
             operand.piece_shape
@@ -81,10 +84,13 @@ def _without_leading_ones(shape: Shape) -> Shape:
     return tuple(dropwhile(lambda size: size == 1, shape))
 
 
-def _aligned(of: Labelled) -> dict[int, Places]:
-    """SELECT does not broadcast; its rank-1 condition selects whole rows, which no label survives."""
-    operator = of.operator
-    if operator.name == "SELECT" and operator.input(0).shape not in ((), of.tensor.shape):
+def _aligned(result: Labelled) -> dict[int, Places]:
+    """Elementwise operators: aligned from the right.
+
+    SELECT does not broadcast; its rank-1 condition selects whole rows, which no label survives.
+    """
+    operator = result.operator
+    if operator.name == "SELECT" and operator.input(0).shape not in ((), result.tensor.shape):
         raise RefusedError(
             Why.HEADS,
             "SELECT's condition must have the result's shape",
@@ -94,47 +100,47 @@ def _aligned(of: Labelled) -> dict[int, Places]:
     places: dict[int, Places] = {}
     for index, tensor in enumerate(operator.inputs):
         if tensor is not None:
-            places[index] = aligned(tensor, len(of.factored))
+            places[index] = aligned(tensor, len(result.factored))
     return places
 
 
-def _of_product(of: Labelled) -> dict[int, Places]:
+def _of_product(result: Labelled) -> dict[int, Places]:
     """Batch axes broadcast; the left operand's rows and the right operand's columns keep their labels.
 
     `[.., M, C] x [.., C, N] -> [.., M, N]`: a label on M never reaches the right operand, which all heads share.
     """
-    return {side: multiplied(of.operator, side) for side in (0, 1)}
+    return {side: multiplied(result.operator, side) for side in (0, 1)}
 
 
-def _along_rows(of: Labelled) -> dict[int, Places]:
+def _along_rows(result: Labelled) -> dict[int, Places]:
     """SOFTMAX and LOG_SOFTMAX: per row, so rows of different heads never mix."""
-    if fx.tells_heads(of.factored[-1]):
+    if fx.tells_heads(result.factored[-1]):
         text = "the heads lie on the axis of the softmax"
-        raise RefusedError(Why.HEADS, text, of.operator)
-    return {0: range(len(of.factored))}
+        raise RefusedError(Why.HEADS, text, result.operator)
+    return {0: range(len(result.factored))}
 
 
-def _reduced(of: Labelled) -> dict[int, Places]:
+def _reduced(result: Labelled) -> dict[int, Places]:
     """SUM, MEAN and other reductions. A reduced axis has no label: a head label does not pass through the sum."""
-    return {0: reduced(of.operator)}
+    return {0: reduced(result.operator)}
 
 
-def _same_axes(of: Labelled) -> dict[int, Places]:
+def _same_axes(result: Labelled) -> dict[int, Places]:
     """SPLIT, SPLIT_V and PAD operators (which shift rows of relative positions)."""
     operands = {"SPLIT": (1, 0), "SPLIT_V": (0, 2)}
-    data, steering = operands.get(of.operator.name, (0, 1))
-    integers(of.operator, steering)
-    return {data: range(len(of.factored))}
+    data, sizes = operands.get(result.operator.name, (0, 1))
+    integers(result.operator, sizes)  # refuses computed ones
+    return {data: range(len(result.factored))}
 
 
-def _transposed(of: Labelled) -> dict[int, Places]:
+def _transposed(result: Labelled) -> dict[int, Places]:
     """TRANSPOSE: the label moves with its axis."""
-    return {0: transposed(of.operator)}
+    return {0: transposed(result.operator)}
 
 
-def _sliced(of: Labelled) -> dict[int, Places]:
+def _sliced(result: Labelled) -> dict[int, Places]:
     """SLICE and STRIDED_SLICE, which must take plain ranges and keep the rank."""
-    return {0: range(len(_begins(of.operator)))}
+    return {0: range(len(_begins(result.operator)))}
 
 
 class Transpose(ByAxes):
@@ -143,18 +149,19 @@ class Transpose(ByAxes):
     def made(self, one: OneHead) -> Tensor:
         source = one.operands[0]
         sizes = source.piece_shape
-        kept = fx.piece_axes(source.factored, keep=source.keep)
-        order = [kept.index(axis) for axis in integers(one.of.operator, 1) if axis in kept]
+        kept = fx.piece_axes(source.factored, keep_axes=source.keep_axes)
+        order = [kept.index(axis) for axis in integers(one.result.operator, 1) if axis in kept]
         last = len(order) - 1
         wide = [axis for axis in order if sizes[axis] > 1]
-        if wide[-2:] == [last, last - 1] and wide[:-2] == sorted(wide[:-2]):
+        exchanged = [*range(last - 1), last, last - 1]
+        if wide == [axis for axis in exchanged if sizes[axis] > 1]:
             # Apart from axes of size 1, this exchanges rows and columns, which a matrix product can absorb.
-            order = [*range(last - 1), last, last - 1]
+            order = exchanged
         read = {0: one.piece(0), 1: one.integers("perm", order)}
         return one.clone(read, tuple(sizes[axis] for axis in order))
 
-    def passed_on(self, of: Labelled, head: int) -> int | None:
-        order = zip(integers(of.operator, 1), of.full_shape, strict=True)
+    def passed_on(self, result: Labelled, head: int) -> int | None:
+        order = zip(integers(result.operator, 1), result.full_shape, strict=True)
         wide = [axis for axis, size in order if size > 1]
         return 0 if wide == sorted(wide) else None
 
@@ -163,10 +170,10 @@ class Slice(ByAxes):
     """SLICE and STRIDED_SLICE."""
 
     def made(self, one: OneHead) -> Tensor:
-        begins = _begins(one.of.operator)
-        shape = one.of.full_shape
+        begins = _begins(one.result.operator)
+        shape = one.result.full_shape
         read = {0: one.full(0), 1: one.integers("begin", begins)}
-        if one.of.operator.name == "SLICE":
+        if one.result.operator.name == "SLICE":
             read[2] = one.integers("size", shape)
             return one.clone(read, shape)
         read[2] = one.integers("end", np.add(begins, shape))
@@ -200,14 +207,14 @@ class Regroup(Rule):
     `[1, (2:K), (4:G)(128), S] -> [1, (2:K)(4:G)(128), S]`, and back.
     """
 
-    def operands(self, of: Labelled) -> Factors:
-        source = of.operator.input(0)
-        grouped = fx.regroup(of.factored, source.shape)
+    def operands(self, result: Labelled) -> Factors:
+        source = result.operator.input(0)
+        grouped = fx.regroup(result.factored, source.shape)
         if grouped is None:
-            raise RefusedError(Why.HEADS, "the operator cuts heads apart", of.operator, source)
+            raise RefusedError(Why.HEADS, "the operator cuts heads apart", result.operator, source)
         return {0: grouped}
 
-    def passed_on(self, of: Labelled, head: int) -> int | None:
+    def passed_on(self, result: Labelled, head: int) -> int | None:
         return 0
 
 
@@ -217,79 +224,81 @@ class Joining(Rule):
     `CONCATENATION(mask, mask; axis 2) -> [1, 1, (G)(T), S]`: head g reads part g, which is the mask itself.
     """
 
-    def operands(self, of: Labelled) -> Factors:
-        axis = self._axis(of)
-        whole = of.factored[axis]
-        places = range(len(of.operator.inputs))
-        cut = self._cut(of)
+    def operands(self, result: Labelled) -> Factors:
+        axis = self._axis(result)
+        whole = result.factored[axis]
+        places = range(len(result.operator.inputs))
+        cut = self._cut(result)
         if cut is None and fx.tells_heads(whole):
-            raise RefusedError(Why.HEADS, "the joined parts are not the heads", of.operator)
-        if of.operator.name == "PACK":
-            return dict.fromkeys(places, with_axis(of.factored, axis))
-        if cut is not None:
-            return dict.fromkeys(
-                places, with_axis(of.factored, axis, cut.rest or fx.repeated(whole))
-            )
-        return {index: self._beside(of, axis, index) for index in places}
+            raise RefusedError(Why.HEADS, "the joined parts are not the heads", result.operator)
+        if result.operator.name == "PACK":
+            part = with_axis(result.factored, axis)
+        elif cut is not None:
+            part = with_axis(result.factored, axis, cut.rest or fx.unit_axis(whole))
+        else:
+            return {index: self._beside(result, axis, index) for index in places}
+        return dict.fromkeys(places, part)
 
     @staticmethod
-    def _axis(of: Labelled) -> int:
-        return int(of.operator.option("axis")) % len(of.factored)
+    def _axis(result: Labelled) -> int:
+        return int(result.operator.option("axis")) % len(result.factored)
 
     @staticmethod
-    def _beside(of: Labelled, axis: int, index: int) -> Factored:
+    def _beside(result: Labelled, axis: int, index: int) -> Factored:
         """The layout of a part that is joined along an axis without heads."""
-        part = of.operator.input(index)
+        part = result.operator.input(index)
         if axis >= len(part.shape):
             raise RefusedError(
-                Why.INVALID_MODEL, "the recorded shapes are inconsistent", of.operator
+                Why.INVALID_MODEL, "the recorded shapes are inconsistent", result.operator
             )
-        return with_axis(of.factored, axis, fx.plain_axis(part.shape[axis]))
+        return with_axis(result.factored, axis, fx.plain_axis(part.shape[axis]))
 
-    def _cut(self, of: Labelled) -> fx.Cut | None:
+    def _cut(self, result: Labelled) -> fx.Cut | None:
         """The joined axis, cut into the parts; None if it has no label or the parts are not the heads."""
-        parts = of.operator.inputs
-        whole = of.factored[self._axis(of)]
-        if not fx.tells_heads(whole) or len({part.shape for part in of.operator.given}) != 1:
+        parts = result.operator.inputs
+        whole = result.factored[self._axis(result)]
+        if not fx.tells_heads(whole) or len({part.shape for part in result.operator.given}) != 1:
             return None
         cut = fx.cut_axis(whole, len(parts))
         if cut is None or not fx.only_labels(cut.outer):
             return None
-        if of.operator.name == "PACK":
+        if result.operator.name == "PACK":
             return None if cut.rest else cut
-        return None if of.operator.option("fused_activation_function") else cut
+        return None if result.operator.has_activation else cut
 
-    def passed_on(self, of: Labelled, head: int) -> int | None:
-        cut = self._cut(of)
-        return None if cut is None else fx.mixed_index(cut.outer, head)
+    def passed_on(self, result: Labelled, head: int) -> int | None:
+        cut = self._cut(result)
+        return None if cut is None else fx.index_among(cut.outer, head)
 
 
 class Broadcast(Rule):
     """BROADCAST_TO and TILE: each head reads the source itself, so a repeat over the heads is dropped."""
 
-    def operands(self, of: Labelled) -> Factors:
-        source = of.operator.input(0)
+    def operands(self, result: Labelled) -> Factors:
+        source = result.operator.input(0)
         axes: list[Axis] = []
-        for size, place in zip(source.shape, aligned(source, len(of.factored)), strict=True):
-            whole = of.factored[place]
-            cut = fx.cut_axis(whole, of.tensor.shape[place] // size)
+        for size, place in zip(source.shape, aligned(source, len(result.factored)), strict=True):
+            whole = result.factored[place]
+            cut = fx.cut_axis(whole, result.tensor.shape[place] // size)
             if cut is not None:
-                axes.append(cut.rest or fx.repeated(whole))
+                axes.append(cut.rest or fx.unit_axis(whole))
             elif fx.tells_heads(whole):
-                raise RefusedError(Why.HEADS, "the repeat cuts heads apart", of.operator, source)
+                raise RefusedError(
+                    Why.HEADS, "the repeat cuts heads apart", result.operator, source
+                )
             else:
                 axes.append(fx.plain_axis(size))
         return {0: tuple(axes)}
 
-    def passed_on(self, of: Labelled, head: int) -> int | None:
-        part = fx.piece_shape(self.operands(of)[0], keep=True)
-        return 0 if math.prod(part) == math.prod(of.full_shape) else None
+    def passed_on(self, result: Labelled, head: int) -> int | None:
+        part = fx.piece_shape(self.operands(result)[0], keep_axes=True)
+        return 0 if math.prod(part) == math.prod(result.full_shape) else None
 
     def made(self, one: OneHead) -> Tensor:
         source = one.full(0)
-        shape = one.of.full_shape
+        shape = one.result.full_shape
         steering: object = shape
-        if one.of.operator.name == "TILE":
+        if one.result.operator.name == "TILE":
             steering = np.floor_divide(shape, source.shape)
         return one.clone({0: source, 1: one.integers("shape", steering)}, shape)
 
@@ -301,11 +310,11 @@ class FullyConnected(Rule):
     sums what it reads: there a block ends.
     """
 
-    def operands(self, of: Labelled) -> Factors:
-        operator = of.operator
+    def operands(self, result: Labelled) -> Factors:
+        operator = result.operator
         if not multiplies_activations(operator):
             return {}
-        *rows, columns = of.factored
+        *rows, columns = result.factored
         contracted = fx.plain(operator.input(1).shape[1:])
         left = fx.regroup((*rows, *contracted), operator.input(0).shape)
         if left is None:
@@ -320,6 +329,7 @@ class FullyConnected(Rule):
 
 MOVEMENT = operators_that(Effect.REARRANGING)
 ELEMENTWISE = operators_that(Effect.ELEMENTWISE)
+JOINING = operators_that(Effect.JOINING)
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys((*ELEMENTWISE, "SELECT"), Elementwise(_aligned, drops_axes=True)),

@@ -13,11 +13,11 @@ import numpy as np
 from edge_opt.attention import factors as fx
 from edge_opt.attention.assembly import Assembly
 from edge_opt.attention.block import Block, Form
-from edge_opt.attention.composites import Composite
+from edge_opt.attention.composites import CompositeRule
 from edge_opt.attention.factors import Factored
 from edge_opt.attention.joining import SPLIT_TYPES, join_heads
-from edge_opt.attention.labelled import Labelled, unlabelled
-from edge_opt.attention.labels import OperandFactors
+from edge_opt.attention.labelled import Labelled, OneHead, unlabelled
+from edge_opt.attention.labels import HeadLayouts
 from edge_opt.attention.plan import Plan
 from edge_opt.attention.rules import MOVEMENT, RULES
 from edge_opt.base.words import name_below
@@ -35,23 +35,24 @@ def split_heads(
 ) -> tuple[list[Operator], list[Operator]]:
     """The operators of the block, and those that replace them (detached, in execution order).
 
-    The new ones define `block.output` and all other tensors of the block that are read outside, with heads joined.
+    The new ones define the block's output and all other tensors of the block that are read outside, with heads joined.
     """
-    if not form.keep and not _can_drop_axes(block):
-        form = replace(form, keep=True)
-    operands = block.operands
+    if not form.keep_axes and not _can_drop_axes(block):
+        form = replace(form, keep_axes=True)
+    layouts = block.layouts
     if form.above and form.composites:
-        operands = OperandFactors({**RULES, COMPOSITE: Composite(model)})
-    plan = Plan(subgraph, block, form, operands)
+        layouts = HeadLayouts({**RULES, COMPOSITE: CompositeRule(model)})
+    plan = Plan(subgraph, block, form, layouts)
     assembly = Assembly(model, constants)
     splitter = _Splitter(assembly, plan)
-    joined = {block.output: Labelled(block.output, block.factored, form.keep)}
-    for tensor, of in plan.labelled.items():
+    merged = block.merged._replace(keep_axes=form.keep_axes)
+    joined = {merged.tensor: merged}
+    for tensor, labelled in plan.labelled.items():
         if read_outside(subgraph, tensor, plan.old):
-            joined.setdefault(tensor, of)
-    for tensor, of in joined.items():
-        pieces = [splitter.piece(of, head) for head in range(block.pieces)]
-        join_heads(assembly, form, pieces, tensor, of.factored)
+            joined.setdefault(tensor, labelled)
+    for labelled in joined.values():
+        pieces = [splitter.piece(labelled, head) for head in range(merged.pieces)]
+        join_heads(assembly, pieces, labelled)
     return topological(plan.old), assembly.finished(*joined)
 
 
@@ -60,10 +61,10 @@ def _can_drop_axes(block: Block) -> bool:
 
     Tiles of rows have no axis to drop.
     """
-    for factored in block.logits.values():
-        if len(fx.piece_axes(factored, keep=False)) < 3:
+    for result in block.logits.values():
+        if len(fx.piece_axes(result.factored, keep_axes=False)) < 3:
             return False
-        if any(axis and fx.only_labels(axis) for axis in factored[-2:]):
+        if any(axis and fx.only_labels(axis) for axis in result.factored[-2:]):
             return False
     return block.tiles == 1
 
@@ -78,24 +79,26 @@ class _Splitter:
     _sources: dict[tuple[Labelled, ...], Tensor] = field(default_factory=dict)
     _parts: dict[tuple[Tensor, int, int], Sequence[Tensor]] = field(default_factory=dict)
 
-    def piece(self, of: Labelled, head: int) -> Tensor:
+    def piece(self, labelled: Labelled, head: int) -> Tensor:
         """One head's piece of a tensor."""
-        if fx.is_shared(of.factored):
-            return of.tensor
-        key = (of, fx.piece_index(of.factored, head))
+        if fx.is_shared(labelled.factored):
+            return labelled.tensor
+        key = (labelled, fx.piece_index(labelled.factored, head))
         if key not in self._pieces:
-            self._pieces[key] = self._made(of, head)
+            self._pieces[key] = self._made(labelled, head)
         return self._pieces[key]
 
-    def _made(self, of: Labelled, head: int) -> Tensor:
+    def _made(self, labelled: Labelled, head: int) -> Tensor:
         """Make the piece: by an operator of its own, or cut off a tensor and then scaled, as the plan says."""
-        name = self._name(of.factored, head)
-        if of not in self.plan.cuts:
+        name = self._name(labelled.factored, head)
+        if labelled not in self.plan.cuts:
             make = partial(self.piece, head=head)
-            return self.plan.operands.made(of, head, self.assembly, make, name)
-        steps = self.plan.cuts[of]
+            layouts = self.plan.layouts
+            operands = layouts.above(labelled)
+            return layouts.made(OneHead(self.assembly, labelled, operands, head, make, name))
+        steps = self.plan.cuts[labelled]
         whole = self._source(steps)
-        piece = self._cut_off(whole, of.factored, head)
+        piece = self._cut_off(whole, labelled.factored, head)
         for step in steps[1:]:
             if step.operator.name not in MOVEMENT:
                 piece = self._scaled(step.operator, piece, name)
@@ -104,7 +107,7 @@ class _Splitter:
     def _scaled(self, operator: Operator, piece: Tensor, name: str) -> Tensor:
         """A scaling of the whole tensor, repeated for a piece."""
         read = [self._factor(operator.input(side), piece) for side in (0, 1)]
-        return self.assembly.again(operator, read, name, [piece.shape], operator.options)[0]
+        return self.assembly.copy_resized(operator, read, name, [piece.shape], operator.options)[0]
 
     def _factor(self, tensor: Tensor, piece: Tensor) -> Tensor:
         """The piece in the place of the whole tensor; the scalar with no more axes than the piece."""
@@ -112,11 +115,12 @@ class _Splitter:
             return piece
         if len(tensor.shape) <= len(piece.shape):
             return tensor
+        # Without any of its axes.
         return self._part_of_constant(tensor, (), 0)
 
     def _word(self, count: int) -> str:
         """The name for a part of a tensor with `count` different parts."""
-        if count < self.plan.block.pieces:
+        if count < self.plan.block.merged.pieces:
             return "group"
         return "head" if self.plan.block.tiles == 1 else "piece"
 
@@ -151,7 +155,7 @@ class _Splitter:
         [.., (heads)(rest), ..]    cut along the axis, then along the other axes with labels
         [.., (rows)(heads), ..]    two axes first, [.., (rows), (heads), ..]
         """
-        target = fx.piece_shape(factored, keep=self.plan.form.keep)
+        target = fx.piece_shape(factored, keep_axes=self.plan.form.keep_axes)
         if target == tensor.shape:
             return tensor
         if tensor.has_numbers:
@@ -173,14 +177,14 @@ class _Splitter:
         """Cut off one head's part along an axis that begins with heads, then along all others."""
         lead = fx.leading(factored[axis])
         rest = factored[axis][len(lead) :]
-        drops = not self.plan.form.keep and not rest and tensor.dtype not in _NOT_UNPACKED
+        drops = not self.plan.form.keep_axes and not rest and tensor.dtype not in _NOT_UNPACKED
         parts = self._split(tensor, axis, fx.axis_size(lead), drops=drops)
         remaining = with_axis(factored, axis) if drops else with_axis(factored, axis, rest)
-        return self._cut_off(parts[fx.mixed_index(lead, head)], remaining, head)
+        return self._cut_off(parts[fx.index_among(lead, head)], remaining, head)
 
     def _part_of_constant(self, tensor: Tensor, factored: Factored, head: int) -> Tensor:
         """One head's part of a constant, by value."""
-        shape = fx.piece_shape(factored, keep=self.plan.form.keep)
+        shape = fx.piece_shape(factored, keep_axes=self.plan.form.keep_axes)
         factors = list(fx.all_factors(factored))
         apart = tensor.array().reshape([factor.size for factor in factors])
         index = tuple(factor.digit(head) if factor.stride else slice(None) for factor in factors)

@@ -89,7 +89,7 @@ def multiply_constants(model: Model) -> None:
     values: dict[tuple[tuple[int, Shape], ...], Buffer] = {}
     for graph in model.subgraphs:
         for operator in graph.operators:
-            if operator.name != "MUL" or operator.option("fused_activation_function"):
+            if operator.name != "MUL" or operator.has_activation:
                 continue
             if graph.is_output(operator.output) or not all(map(_is_float, operator.given)):
                 continue
@@ -110,7 +110,7 @@ def _is_float(constant: Tensor) -> bool:
 
 def _product_to_join(graph: Subgraph, addition: Operator) -> Operator | None:
     """The product whose bias an operator adds: it has no other reader, no options, and RESHAPEs read the sum."""
-    if addition.name != "ADD" or addition.option("fused_activation_function"):
+    if addition.name != "ADD" or addition.has_activation:
         return None
     result = addition.input(0)
     bias = addition.input(1)

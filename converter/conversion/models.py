@@ -41,7 +41,7 @@ def choose_parts(opened: Opened, sections: Sections) -> list[Part]:
         raise unknown("choice of sections", sections, get_args(Sections))
     chosen = [*opened.parts]
     if sections != "all" or not chosen:
-        main = opened.main(compiled=True)
+        main = opened.main(may_be_compiled=True)
         chosen = [part for part in opened.parts if part is main or part.kind == opened.wanted]
     if len(chosen) > 1:
         for part in chosen:
@@ -163,7 +163,7 @@ def close_inputs(
         usage = parts_in_use(model)
         folded = close_shapes(model, chosen)
         if verify and folded:
-            _compare(model, folded)
+            _check_folded(model, folded)
         for graph, operators in folded:
             producers = (tensor.producer for tensor in reads(operators))
             remove_dead(graph, filter(None, producers), model.subgraphs)
@@ -215,7 +215,7 @@ def _fits(size: int, declared: int) -> bool:
     return isinstance(size, Integral) and 1 <= size < 1 << 31 and declared in (-1, size)
 
 
-def _compare(model: Model, folded: Sequence[Folded]) -> None:
+def _check_folded(model: Model, folded: Sequence[Folded]) -> None:
     """Run the folded operators, subgraph by subgraph, and compare their results with the constants."""
     with Worker() as worker:
         for region, values in folded_regions(model, folded):

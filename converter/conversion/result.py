@@ -130,7 +130,7 @@ class ConversionResult(Record):
         lines = [headline(self)]
         for status in _ORDER:
             lines += _remarks(site for site in self.sites if site.status is status)
-        lines += [*unsound(self), *self.notes]
+        lines += [*unsound_lines(self), *self.notes]
         lines += (f"{one.name}: {one.outcome}; required: {one.allowance}" for one in self.whole)
         return "\n  ".join(map(one_line, lines))
 
@@ -206,16 +206,13 @@ def _verified(result: ConversionResult) -> str:
     if result.verified == "none":
         return ", not verified (--verify none)"
     proofs = [site.proof for site in result.converted if site.proof is not None]
-    bounded = [proof for proof in proofs if not proof.bitwise]
     alike = sum(bool(proof.like) for proof in proofs)
     repeats = f"; {alike} repeat their structure" if alike else ""
     ran = f" ({len(proofs) - alike} run{repeats})"
+    bounded = [proof for proof in proofs if not proof.bitwise]
     text = f", bit-identical{ran}"
     if not all(isinstance(proof.check, Exact) for proof in proofs):
-        worst = max(proofs, key=lambda proof: proof.max_abs)
-        name = next(site.pass_name for site in result.converted if site.proof is worst)
-        figure = f"largest difference {worst.max_abs:.3g}, by {name}" if worst.max_abs else ""
-        detail = ": ".join(filter(None, (figure, worst.note))) or "no difference"
+        detail = _largest_difference(result.converted) or "no difference"
         text = f", verified within the tolerance of each pass{ran}: {detail}"
     elif bounded:
         where = " on the reference kernels" if all(map(_ran_on_reference, bounded)) else ""
@@ -228,11 +225,19 @@ def _verified(result: ConversionResult) -> str:
     return text
 
 
+def _largest_difference(converted: Iterable[Verdict]) -> str:
+    """The largest difference of results, its pass, and how the check was met; empty if there is nothing to say."""
+    proofs = [(site.proof, site.pass_name) for site in converted if site.proof is not None]
+    worst, name = max(proofs, key=lambda pair: pair[0].max_abs)
+    figure = f"largest difference {worst.max_abs:.3g}, by {name}" if worst.max_abs else ""
+    return ": ".join(filter(None, (figure, worst.note)))
+
+
 def _ran_on_reference(proof: Proof) -> bool:
     return any(run.kernels == "reference" for run in proof.ran)
 
 
-def entry_points(result: ConversionResult) -> list[tuple[str, ...]]:
+def entry_point_table(result: ConversionResult) -> list[tuple[str, ...]]:
     """Table of the entry points before and after; the first row has the headings."""
     rows: list[tuple[str, ...]] = [("signature", "operators", "blocks split", "largest tensor")]
     for one in result.signatures:
@@ -250,12 +255,12 @@ def _change(old: str, new: str) -> str:
     return old if old == new else f"{old} -> {new}"
 
 
-def unsound(result: ConversionResult) -> list[str]:
+def unsound_lines(result: ConversionResult) -> list[str]:
     """A line for each fault of the input that remains."""
     return [f"Broken in the input: {text}" for text in sentences(result.soundness)]
 
 
-def proof(site: Verdict) -> str:
+def proof_text(site: Verdict) -> str:
     """The outcome of a site's verification, and notes on the site."""
     figures = site.proof
     if figures is None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import Final, Literal, NamedTuple, get_args
 
 from edge_opt.base.atomic import AnyPath, output_path, resolve_target
 from edge_opt.base.errors import EdgeOptError, UsageError, match_names, unknown
@@ -270,19 +270,7 @@ class _Rewriting:
         audit = Audit(model)
         with doubted(model.subgraphs):
             for graph, name in owners.items():
-                context = Context(
-                    model,
-                    graph,
-                    part.signature(name),
-                    self.target,
-                    Constants(model),
-                    verifier=self.verifier,
-                    on_site=self._add,
-                    positions=self.positions,
-                    exported=self.exported,
-                    audit=audit,
-                )
-                self._run(passes, context)
+                self._run(passes, part, graph, part.signature(name), audit)
         sites = self.result.sites[done:]
         is_converted = _any_converted(sites)
         if is_converted:
@@ -303,15 +291,29 @@ class _Rewriting:
         if self.target.new_operator_codes is False and cleanup.fill_old_codes(part.model):
             part.changed = True
 
-    def _run(self, passes: Iterable[Pass], context: Context) -> None:
+    def _run(
+        self, passes: Iterable[Pass], part: Part, graph: Subgraph, signature: str, audit: Audit
+    ) -> None:
         """Run passes on one entry point, and look for attention that is left after it was split."""
+        context = Context(
+            part.model,
+            graph,
+            signature,
+            self.target,
+            Constants(part.model),
+            verifier=self.verifier,
+            on_site=self._add,
+            positions=self.positions,
+            exported=self.exported,
+            audit=audit,
+        )
         if self.texts is not None:
-            self.texts.write(context.signature, "input", context.subgraph)
+            self.texts.write(signature, "input", graph)
         for chosen in passes:
-            operators = set(context.subgraph.operators)
+            operators = set(graph.operators)
             verdicts = run_pass(chosen, context)
             if self.texts is not None and _any_converted(verdicts):
-                self.texts.write(context.signature, chosen.name, context.subgraph)
+                self.texts.write(signature, chosen.name, graph)
             if isinstance(chosen, MhaToSha):
                 for verdict in left_over(context, verdicts, operators):
                     self._add(verdict)
@@ -327,16 +329,22 @@ def _any_converted(verdicts: Iterable[Verdict]) -> bool:
     return any(verdict.status is Status.CONVERTED for verdict in verdicts)
 
 
-def _size(graph: Subgraph) -> tuple[int, int]:
-    """The number of operators, and the bytes of the largest tensor that they produce."""
+class _Size(NamedTuple):
+    """The number of a graph's operators, and the bytes of the largest tensor that they produce."""
+
+    operators: int
+    largest: int
+
+
+def _size(graph: Subgraph) -> _Size:
     sizes = [tensor.dtype.byte_size(tensor.elements) or 0 for tensor in makers_of(graph)]
-    return len(graph), max(sizes, default=0)
+    return _Size(len(graph), max(sizes, default=0))
 
 
 def _summaries(
     part: Part,
     owners: Mapping[Subgraph, str],
-    before: Mapping[Subgraph, tuple[int, int]],
+    before: Mapping[Subgraph, _Size],
     sites: list[Verdict],
 ) -> Iterator[SignatureSummary]:
     """Each entry point before and after; in a helper, only those with sites."""
@@ -348,11 +356,14 @@ def _summaries(
             continue
         blocks = [site.status for site in own if has_several_heads(site)]
         others = [other for other, its in entries if its is graph and other != name]
-        operators, largest = zip(before[graph], _size(graph), strict=True)
+        old = before[graph]
+        new = _size(graph)
         yield SignatureSummary(
             part.signature(name),
-            *operators,
-            *largest,
+            old.operators,
+            new.operators,
+            old.largest,
+            new.largest,
             len(blocks),
             blocks.count(Status.CONVERTED),
             tuple(map(part.signature, others)),

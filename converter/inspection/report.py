@@ -24,7 +24,7 @@ from edge_opt.base.packages import RUNTIME, version_of
 from edge_opt.base.record import Record, to_json
 from edge_opt.base.words import many, one_line
 from edge_opt.conversion import ConversionResult
-from edge_opt.conversion.result import entry_points, headline, proof, unsound
+from edge_opt.conversion.result import entry_point_table, headline, proof_text, unsound_lines
 from edge_opt.conversion.run import GENERIC
 from edge_opt.inspection.picture import Example, find_example
 from edge_opt.ir import Operator
@@ -86,7 +86,7 @@ class Report(Record):
         if self.gain is not None:
             yield self.gain.title, self.gain.rows
             yield "Limits of the estimates", self.gain.note
-        yield "Signatures", entry_points(result)
+        yield "Signatures", entry_point_table(result)
         yield "Sites", [heads, *sites] if sites else "No pass applies to this model."
         if result.whole:
             rows = [(one.name, one.outcome, str(one.allowance)) for one in result.whole]
@@ -136,7 +136,7 @@ class Report(Record):
 
 def _site_row(site: Verdict) -> tuple[str, ...]:
     where = f"{site.pass_name} {site.signature}#{site.index}"
-    return where, str(site.heads or ""), str(site.status), site.reason or proof(site)
+    return where, str(site.heads or ""), str(site.status), site.reason or proof_text(site)
 
 
 def check_report_path(
@@ -168,7 +168,7 @@ def conversion_report(
         UsageError: the target is unknown.
     """
     lints = [] if result.model is None else lint(result.model, load_target(target or GENERIC))
-    findings = [("error", text) for text in unsound(result)]
+    findings = [("error", text) for text in unsound_lines(result)]
     findings += [("note", text) for text in result.notes]
     findings += [(one.severity, str(one)) for one in lints]
     origin = {

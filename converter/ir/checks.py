@@ -82,9 +82,8 @@ def _check_operators(graph: Subgraph, place: str) -> set[Tensor]:
             # An input of a custom operator that is never defined is scratch memory.
             is_scratch = operator.code.name == "CUSTOM" and tensor.producer is None
             if not is_scratch and not _is_defined(tensor, defined):
-                why = "a cycle, wrong order, or no producer"
                 raise ModelFormatError(
-                    f"{where}: reads '{tensor.name}' before it is defined ({why})"
+                    f"{where}: reads '{tensor.name}' before it is defined (a cycle, wrong order, or no producer)"
                 )
         for tensor in operator.outputs:
             if tensor in defined or tensor.is_constant:
@@ -136,9 +135,8 @@ def _check_calls(subgraphs: Sequence[Subgraph]) -> None:
         shallow |= {index for index, callees in enumerate(called) if callees <= shallow}
     for index, graph in enumerate(subgraphs):
         if index not in shallow:
-            place = f"subgraph {index} '{graph.name}'"
             raise ModelFormatError(
-                f"{place}: its calls are recursive, or nested over {DEEPEST} deep"
+                f"subgraph {index} '{graph.name}': its calls are recursive, or nested over {DEEPEST} deep"
             )
 
 

@@ -20,13 +20,13 @@ from edge_opt.schema.data import Data
 CONTROL_EDGES: Final = "model_control_dependencies"
 """The metadata entry with execution-order constraints between a subgraph's operators."""
 
-Part = Tensor | Buffer | Subgraph
-_Part = TypeVar("_Part", Tensor, Buffer, Subgraph)
+ModelPart = Tensor | Buffer | Subgraph
+_ModelPart = TypeVar("_ModelPart", Tensor, Buffer, Subgraph)
 
 
-def parts_in_use(model: Model) -> set[Part]:
+def parts_in_use(model: Model) -> set[ModelPart]:
     """The referenced tensors, buffers and subgraphs."""
-    parts: set[Part] = {*called(model)}
+    parts: set[ModelPart] = {*called(model)}
     for graph in model.subgraphs:
         parts.update(used_tensors(graph))
     for signature in model.signatures:
@@ -45,7 +45,7 @@ def called(model: Model, roots: Iterable[Subgraph] = ()) -> set[Subgraph]:
     return graphs.union(called_by(chain.from_iterable(graphs), model.subgraphs))
 
 
-def remove_unused(model: Model, before: Collection[Part]) -> None:
+def remove_unused(model: Model, before: Collection[ModelPart]) -> None:
     """Remove parts that were in use `before` and no longer are, and unused operator codes.
 
     Some readers reject a model that merely lists an unknown operator.
@@ -63,8 +63,8 @@ def remove_unused(model: Model, before: Collection[Part]) -> None:
 
 
 def _kept(
-    parts: Iterable[_Part], needed: Container[object], before: Collection[Part]
-) -> list[_Part]:
+    parts: Iterable[_ModelPart], needed: Container[object], before: Collection[ModelPart]
+) -> list[_ModelPart]:
     """The parts that are needed, or were not in use before."""
     return [part for part in parts if part in needed or part not in before]
 

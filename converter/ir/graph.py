@@ -28,7 +28,7 @@ Shape = tuple[int, ...]
 
 _NO_TABLE = new_table("Tensor").key()
 # Fields of the file's table that a `Tensor` has itself. All others count, also those of newer schemas.
-_ATTRIBUTES = (
+_MODELLED_FIELDS = (
     "name",
     "shape",
     "type",
@@ -121,7 +121,7 @@ class Tensor:
     @property
     def kind(self) -> Hashable:
         """Everything that gives the bytes their meaning: type, shape, quantization, and fields such as sparsity."""
-        others = _NO_TABLE if self.table is None else self.table.key(_ATTRIBUTES)
+        others = _NO_TABLE if self.table is None else self.table.key(_MODELLED_FIELDS)
         return self.dtype, self.shape, (self.quantization or NOT_QUANTIZED).key(), others
 
     @property
@@ -268,6 +268,12 @@ class Operator:
         assert options is not None
         value: int | float | bool = options.get(name)
         return value
+
+    @property
+    def has_activation(self) -> bool:
+        """True if an activation is fused into the operator, which then clips its result."""
+        options = self.options
+        return options is not None and bool(options.fields.get("fused_activation_function"))
 
     def on(self, other: Callable[[Tensor], Tensor]) -> Operator:
         """A copy, in no subgraph yet, on other tensors: `other(t)` in place of each tensor `t`."""

@@ -198,10 +198,10 @@ class Opened:
                 return part
         return None
 
-    def main(self, *, compiled: bool = False) -> Part:
+    def main(self, *, may_be_compiled: bool = False) -> Part:
         """The only model, or the bundle's chosen model, by default the prefill/decode model.
 
-        UsageError if there is none, or if it is compiled for an NPU and `compiled` is False.
+        UsageError if there is none, or if it is compiled for an NPU and may not be.
         """
         part = self.parts[0] if len(self.parts) == 1 else self.find(self.wanted)
         if part is None and not self.parts:
@@ -212,7 +212,7 @@ class Opened:
                 f"{self.path} has several models and no {MAIN_SECTION}: choose one of {names}, for example "
                 f"{self.path}:{self.parts[0].name} (convert --all-models rewrites all)"
             )
-        if not compiled:
+        if not may_be_compiled:
             check_not_compiled(part.model, self.path)
         return part
 

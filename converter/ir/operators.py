@@ -49,13 +49,13 @@ class OperatorKind:
     """Known facts about an operator; operators.toml documents the fields."""
 
     effect: Effect
-    least: int = 1
-    most: int = 1
+    min_inputs: int = 1
+    max_inputs: int = 1
     outputs: int = 1
     data: tuple[int, ...] = (0,)
     all_data: bool = False
     copies: bool = False
-    gaps: bool = False
+    may_omit: bool = False
     options: str | None = None
     calls: tuple[str, ...] = ()
     versions: tuple[str, ...] = ()
@@ -67,14 +67,14 @@ class OperatorKind:
 
     def misfit(self, inputs: Sequence[object], outputs: Sequence[object]) -> str | None:
         """Why these inputs and outputs are invalid for the operator; None if they are valid."""
-        least = self.least
-        most = self.most
+        least = self.min_inputs
+        most = self.max_inputs
         if len(inputs) < least or 0 <= most < len(inputs):
             counts = " or ".join(map(str, range(least, most + 1)))
             return f"has {len(inputs)} inputs, expected {counts or f'{least} or more'}"
         if self.outputs not in (-1, len(outputs)) or (self.is_followed and not outputs):
             return f"has {len(outputs)} outputs, expected {'1 or more' if self.outputs < 0 else self.outputs}"
-        required = inputs if most < 0 and not self.gaps else inputs[:least]
+        required = inputs if most < 0 and not self.may_omit else inputs[:least]
         return "leaves out an input that it needs" if None in required else None
 
     def has_data_at(self, place: int) -> bool:
@@ -113,7 +113,7 @@ class OperatorKind:
 
 _FACTS: Final = tomllib.loads(files("edge_opt.ir").joinpath("operators.toml").read_text("utf-8"))
 _NOTHING_KNOWN: Final = {
-    "effect": "other", "least": 0, "most": -1, "outputs": -1, "data": [], "gaps": True
+    "effect": "other", "min_inputs": 0, "max_inputs": -1, "outputs": -1, "data": [], "may_omit": True
 }  # fmt: skip
 _OWN_OPTIONS: Final = {
     table.removesuffix("Options").lower(): table
@@ -141,7 +141,7 @@ def operators_that(*effects: Effect) -> frozenset[str]:
 
 
 UNARY: Final = frozenset(
-    name for name in operators_that(Effect.ELEMENTWISE) if KINDS[name].least == 1
+    name for name in operators_that(Effect.ELEMENTWISE) if KINDS[name].min_inputs == 1
 )
 """Elementwise operators with one operand."""
 

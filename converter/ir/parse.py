@@ -193,8 +193,7 @@ class _Reading:
         return float(text) if is_float else int(text)
 
     def _integer(self) -> int:
-        number = self._number(DType.INT64)
-        return int(number)
+        return int(self._number(DType.INT64))
 
     def _value(self) -> Any:
         """A number, a text, or `[...]` of these."""
@@ -264,12 +263,12 @@ class _Reading:
         graph.inputs = self._until(")", self._define)
         self._next("{")
         while self._sees("variable", "unset", "constant"):
-            self._alone()
+            self._without_producer()
         while not self._takes("return"):
             self._operator()
         graph.outputs = self._until("}", self._known)
 
-    def _alone(self) -> None:
+    def _without_producer(self) -> None:
         """A tensor that no operator defines."""
         kind = self._next("name")
         if kind != "constant":

@@ -131,7 +131,7 @@ def still_needed(
     indirectly; tensors that `new` operators define do not count.
     """
     inside = set(old)
-    read_anew = set(chain.from_iterable(operator.given for operator in new))
+    read_anew = set(reads(new))
     defined = makers_of(new)
     wanted: list[Tensor] = []
     for tensor in makers_of(old):
@@ -184,7 +184,7 @@ def called_by(operators: Iterable[Operator], subgraphs: Sequence[Subgraph]) -> l
     return list(walked(called(operators), called))
 
 
-def places(
+def placements(
     graph: Subgraph,
     old: Collection[Operator],
     new: Sequence[Operator],
@@ -207,22 +207,20 @@ def places(
     added = topological(operator for operator in new if operator not in staying)
     last = max(old, key=graph.place)
     before = graph.after(last)
-    end = graph.place(last)
-    limit = end + 1
     readers = set(chain.from_iterable(tensor.readers for tensor in makers_of(added)))
     first_reader = min(readers - removed.keys(), key=graph.place, default=None)
-    if first_reader is not None and graph.place(first_reader) <= end:
+    if first_reader is not None and graph.place(first_reader) <= graph.place(last):
         before = first_reader
-        limit = graph.place(first_reader)
     for source in (tensor.producer for tensor in reads(added)):
-        if source is not None and source not in removed and graph.place(source) >= limit:
+        if source is None or source in removed or before is None:
+            continue
+        if graph.place(source) >= graph.place(before):
             raise RefusedError(Why.FRAME, "it would run after an operator that needs it", source)
     effects = [one for one in (*removed, *added) if not is_pure(one, subgraphs)]
     first = min(map(graph.place, old))
     for other in graph.operators if effects else ():
-        if not first <= graph.place(other) <= end or other in removed or other is effects[0]:
-            continue
-        if not is_pure(other, subgraphs):
+        is_between = first <= graph.place(other) <= graph.place(last)
+        if is_between and other not in removed and not is_pure(other, subgraphs):
             raise RefusedError(Why.FRAME, "it would change the order of side effects", effects[0])
     return dict.fromkeys(added, before)
 
@@ -288,7 +286,7 @@ def _copied_graph(
     graph.inputs = [copied(tensor) for tensor in inputs]
     for operator in operators:
         new = graph.append(operator.on(copied))
-        new.table = own_fields(operator)
+        new.table = unmodelled_fields(operator)
         new.options = renumbered(operator.options, places)
     graph.outputs = [copied(tensor) for tensor in outputs]
     return graph
@@ -311,21 +309,21 @@ def cut_signature(
 
 
 # Fields of an operator's table that an `Operator` has itself, or that count places in the file.
-_ATTRIBUTES = {
+_MODELLED_FIELDS = {
     "opcode_index", "inputs", "outputs", "intermediates", "builtin_options", "builtin_options_type",
     "builtin_options_2", "builtin_options_2_type", "large_custom_options_offset", "large_custom_options_size",
     "debug_metadata_index",
 }  # fmt: skip
 
 
-def own_fields(operator: Operator) -> Table | None:
+def unmodelled_fields(operator: Operator) -> Table | None:
     """All other fields of an operator's table, such as custom options; None if there are none."""
     fields = {} if operator.table is None else operator.table.fields
-    own = {name: value for name, value in fields.items() if name not in _ATTRIBUTES}
+    own = {name: value for name, value in fields.items() if name not in _MODELLED_FIELDS}
     return new_table("Operator", **own) if own else None
 
 
-def repeated(
+def copy_operator(
     operator: Operator, copies: dict[Tensor, Tensor], name: Callable[[Tensor], str]
 ) -> Operator:
     """A copy of the operator, in no subgraph, on `copies` of its tensors; missing copies are added."""

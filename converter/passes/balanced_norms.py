@@ -107,7 +107,7 @@ def _is_linear(body: Subgraph) -> bool:
             return False
         if reader.name == "MUL":
             is_square = reader.input(0) is reader.input(1)
-            if is_square or reader.option("fused_activation_function"):
+            if is_square or reader.has_activation:
                 return False
         tensor = reader.output
     return True
@@ -118,7 +118,7 @@ def _has_negative(weight: Tensor) -> bool:
     total = weight.producer
     parts: Sequence[Tensor | None] = [weight]
     if total is not None:
-        if total.name != "ADD" or total.option("fused_activation_function"):
+        if total.name != "ADD" or total.has_activation:
             return False
         parts = total.inputs
     return _is_symmetric(weight) and all(map(_is_negatable, parts))

@@ -7,7 +7,7 @@ from edge_opt.attention.pairs import products_among
 from edge_opt.ir import Model, Operator, Subgraph
 from edge_opt.ir.composites import COMPOSITE, body_of, checked_body
 from edge_opt.ir.refusal import Reason, RefusedError, Why
-from edge_opt.ir.walk import repeated, with_called
+from edge_opt.ir.walk import copy_operator, with_called
 from edge_opt.passes.contract import Context, Pass, Site
 from edge_opt.schema.reader import MAX_OBJECTS
 from edge_opt.verification.check import Within
@@ -73,5 +73,7 @@ def _build(context: Context, composite: Operator) -> Rewrite:
             )
         known[result] = tensor
     prefix = composite.label
-    moved = [repeated(op, known, lambda tensor: f"{prefix}/{tensor.name}") for op in body.operators]
+    moved = [
+        copy_operator(op, known, lambda tensor: f"{prefix}/{tensor.name}") for op in body.operators
+    ]
     return context.rewrite([composite], moved)

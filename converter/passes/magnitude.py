@@ -149,7 +149,7 @@ def _up_to(most: float, source: Tensor) -> Magnitude:
 
 def _is_plain(maker: Operator, result: Tensor) -> bool:
     """True if a result holds real numbers, clipped by nothing but a range that includes 0."""
-    if maker.options is not None and maker.options.fields.get("fused_activation_function"):
+    if maker.has_activation:
         return False
     if maker.name in _COPYING:
         for operand in data_of(maker):

@@ -55,7 +55,7 @@ def _join_above(context: Context, addition: Operator) -> Operator | None:
 def _joins_logits(join: Operator) -> bool:
     """True if an operator joins products along their columns, in one quantization, and clips nothing."""
     # Logits must be clipped before the mask is added.
-    if join.name != "CONCATENATION" or join.option("fused_activation_function"):
+    if join.name != "CONCATENATION" or join.has_activation:
         return False
     joined = join.outputs[0]
     if join.option("axis") not in (-1, len(joined.shape) - 1):

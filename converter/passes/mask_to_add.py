@@ -29,6 +29,7 @@ LOWEST_ROW_MAXIMUM = -ORDINARY
 """Logits of trained models stay far above it; a row whose largest logit is lower is not masked exactly."""
 
 _HIDDEN = LOWEST_ROW_MAXIMUM - UNDERFLOW
+"""A masked logit that is not above it has probability 0 in every row."""
 
 ABSORBING = -(2.0**100)
 """Float32 numbers up to 3.7e22 vanish in the sum with it: `x + ABSORBING == ABSORBING`, like SELECT."""
@@ -131,14 +132,10 @@ def _masked_softmax(select: Operator, softmax: Operator, path: list[Operator]) -
         )
     if select.name == "SELECT" and condition.shape not in ((), result.shape):
         raise RefusedError(Why.MASK, "SELECT's condition chooses whole rows", select, condition)
-    masked = select.input(1)
-    logits = select.input(2)
+    masked_when = _uniform(select.input(1), parameters) is not None
+    masked = select.input(1 if masked_when else 2)
+    logits = select.input(2 if masked_when else 1)
     constant = _uniform(masked, parameters)
-    masked_when = constant is not None
-    if constant is None:
-        masked = select.input(2)
-        logits = select.input(1)
-        constant = _uniform(masked, parameters)
     if constant is None:
         raise RefusedError(
             Why.MASK, "no operand of the SELECT is a uniform constant", select, masked
@@ -173,7 +170,7 @@ def _in_floats(context: Context, site: MaskedSoftmax, make: Assembly) -> Rewrite
             Why.TARGET, text, site.select, None, f"at most {_HIDDEN:g}", f"{added:g}"
         )
     flag = _flag(make, site)
-    shape = flag.source.shape
+    shape = flag.mask.tensor.shape
     name = site.condition.name
     number = make.emit(
         "CAST",
@@ -187,13 +184,13 @@ def _in_floats(context: Context, site: MaskedSoftmax, make: Assembly) -> Rewrite
     mask = make.emit("MUL", [number, constant], additive)
     mask = make.reshaped(mask, site.condition.shape, name_below(mask.name, "reshaped"))
     # Rows that are masked everywhere do not change if every logit vanishes in the sum.
-    exact = added == ABSORBING and site.constant != -np.inf
+    is_exact = added == ABSORBING and site.constant != -np.inf
     return context.rewrite(
         [*flag.chain, site.select, *site.path, site.softmax],
         _softmax_of(make, site, mask),
-        check=Exact(spared=("masks", "nan added")) if exact else Within(1e-6),
+        check=Exact(spared=("masks", "nan added")) if is_exact else Within(1e-6),
         note="; ".join(_notes(site.constant, added)),
-        mask=MaskInput(flag.source, flag.masked, flag.opened),
+        mask=flag.mask,
     )
 
 
@@ -230,12 +227,12 @@ def _in_codes(context: Context, site: MaskedSoftmax, make: Assembly) -> Rewrite:
     )
     codes = (least, 0) if site.masked_when else (0, least)
     make.emit("SELECT_V2", [site.condition, *two_values(context, mask, codes)], mask)
-    is_above = site.constant > real_range(site.logits)[0]
+    some_are_below = site.constant > real_range(site.logits)[0]
     return context.rewrite(
         [site.select, *site.path, site.softmax],
         _softmax_of(make, site, mask),
-        check=Exact(spared=("masks", "high", "low") if is_above else ()),
-        note=_equal_above(site.constant) if is_above else "",
+        check=Exact(spared=("masks", "high", "low") if some_are_below else ()),
+        note=_equal_above(site.constant) if some_are_below else "",
         mask=MaskInput(site.condition, float(site.masked_when), float(not site.masked_when)),
         chosen=frozenset({mask}),
     )
@@ -257,16 +254,11 @@ def _softmax_of(make: Assembly, site: MaskedSoftmax, mask: Tensor) -> list[Opera
 
 
 class _Flag(NamedTuple):
-    """A boolean that is true for masked entries, the mask's source, and the operators from there to the condition.
-
-    `masked` and `opened` are the source's numbers for masked and for open entries.
-    """
+    """A boolean that is true for masked entries, made of the region's mask input; `chain` leads from that to SELECT."""
 
     is_masked: Tensor
-    source: Tensor
     chain: list[Operator]
-    masked: float
-    opened: float
+    mask: MaskInput
 
 
 def _flag(make: Assembly, site: MaskedSoftmax) -> _Flag:
@@ -280,12 +272,12 @@ def _flag(make: Assembly, site: MaskedSoftmax) -> _Flag:
     maker = compared.producer
     number = None if maker is None else _number_compared(maker)
     if maker is None or (number is None and maker.name != "LOGICAL_NOT"):
-        return _of_boolean(make, name, site.condition, [], is_masked=site.masked_when)
+        return _flag_of_boolean(make, name, site.condition, [], is_masked=site.masked_when)
     operand = next(one for one in maker.inputs if one is not None and one is not number)
     source, above = look_through(operand, ("RESHAPE",))
     chain = [*above[::-1], maker, *below[::-1]]
     if number is None:
-        return _of_boolean(make, name, source, chain, is_masked=not site.masked_when)
+        return _flag_of_boolean(make, name, source, chain, is_masked=not site.masked_when)
     kind = maker.name if site.masked_when else _OPPOSITE[maker.name]
     # If it had more axes than the source, the number compared with would add axes to the mask.
     array = number.array().reshape(())
@@ -295,8 +287,8 @@ def _flag(make: Assembly, site: MaskedSoftmax) -> _Flag:
     equal = number.real()
     other = 0.0 if equal else 1.0
     if kind == "EQUAL":
-        return _Flag(flag, source, chain, equal, other)
-    return _Flag(flag, source, chain, other, equal)
+        return _Flag(flag, chain, MaskInput(source, masked=equal, opened=other))
+    return _Flag(flag, chain, MaskInput(source, masked=other, opened=equal))
 
 
 def _number_compared(operator: Operator) -> Tensor | None:
@@ -308,11 +300,11 @@ def _number_compared(operator: Operator) -> Tensor | None:
     return numbers[0] if len(numbers) == 1 else None
 
 
-def _of_boolean(
+def _flag_of_boolean(
     make: Assembly, name: str, source: Tensor, chain: list[Operator], *, is_masked: bool
 ) -> _Flag:
     """The flag of a boolean source, whose masked entries are true or false."""
     if is_masked:
-        return _Flag(source, source, chain, 1.0, 0.0)
+        return _Flag(source, chain, MaskInput(source, masked=1.0, opened=0.0))
     flag = make.emit("LOGICAL_NOT", [source], Tensor(name, source.shape, DType.BOOL))
-    return _Flag(flag, source, chain, 0.0, 1.0)
+    return _Flag(flag, chain, MaskInput(source, masked=0.0, opened=1.0))

@@ -60,12 +60,11 @@ def left_over(
     if Status.CONVERTED not in statuses or statuses & {Status.SKIPPED, Status.REVERTED}:
         return
     settled = {site.anchor for site in sites if site.status is Status.SETTLED}
-    left = [
-        match.softmax
-        for match in find_blocks(context.subgraph)
-        if match.softmax in before and match.softmax not in settled and _has_several(match)
-    ]
-    for index, anchor in enumerate(left, len(sites)):
+    index = len(sites)
+    for match in find_blocks(context.subgraph):
+        anchor = match.softmax
+        if anchor not in before or anchor in settled or not _has_several(match):
+            continue
         reason = RefusedError(
             Why.HEADS, "several heads are left after the conversion", anchor
         ).reason
@@ -79,6 +78,7 @@ def left_over(
             why=reason.why,
             anchor=anchor,
         )
+        index += 1
 
 
 def _has_several(match: Match) -> bool:
@@ -86,7 +86,7 @@ def _has_several(match: Match) -> bool:
     if isinstance(match, Block):
         return match.heads > 1
     products = products_among((match.softmax, *products_around(match.softmax)))
-    return match.is_attention and any(product.several for product in products)
+    return match.is_attention and any(product.may_hold_heads for product in products)
 
 
 def _callers(context: Context) -> Iterator[Operator]:
@@ -114,7 +114,7 @@ def _may_attend(graph: Subgraph, arguments: Sequence[Tensor | None] = ()) -> boo
     products = list(products_among(candidates))
     if not products:
         return False
-    if any(product.several for product in products):
+    if any(product.may_hold_heads for product in products):
         return True
     if any(operator.name == "SOFTMAX" for operator in graph):
         return True
@@ -123,35 +123,42 @@ def _may_attend(graph: Subgraph, arguments: Sequence[Tensor | None] = ()) -> boo
 
 
 def _site(context: Context, block: Block) -> Site:
-    """The site of a block, or the reason why it is neither split into heads nor cut into rows.
+    """The site of a block of several heads, or the reason why it is not split.
 
     Heads and rows are cut in one rewrite, so that a tile's heads are joined to finished rows.
     """
     target = context.target.for_attention(block)
-    is_single = block.heads == 1
-    note = ""
+    if block.heads == 1:
+        return _single_head_site(context, target, block)
     site = partial(Site, block.softmax, heads=block.heads, kv_heads=block.kv_heads)
-    no_gain = "" if is_single else context.target.no_gain(context.signature, block)
+    no_gain = context.target.no_gain(context.signature, block)
     if no_gain:
         text = f"target '{context.target.name}' gains nothing from splitting {no_gain}"
         return site(reason=Reason(Why.NO_GAIN, text), is_settled=True)
+    note = ""
+    tiled = block
     try:
         tiled = _tiled(target, block)
     except RefusedError as refused:
-        if is_single:
-            return Site(block.softmax, reason=refused.reason)
-        tiled = block
         note = f"rows are not cut: {refused}"
-    if is_single and tiled is block:
-        return site(reason=Reason(Why.SINGLE_HEAD, "already single-head"), is_settled=True)
     builds = {name: partial(_build, context, tiled, form, note) for name, form in FORMS.items()}
-    if is_single:
-        return site(build=builds["split"])
     preferred = target.form
     if preferred == AS_FOUND:
-        preferred = "split" if block.merged else "unpack"
+        preferred = "split" if block.shares_axis else "unpack"
     build = builds.pop(preferred)
     return site(build=build, others=builds)
+
+
+def _single_head_site(context: Context, target: Target, block: Block) -> Site:
+    """The site of a single head, whose rows may be cut, or the reason why they are not."""
+    try:
+        tiled = _tiled(target, block)
+    except RefusedError as refused:
+        return Site(block.softmax, reason=refused.reason)
+    site = partial(Site, block.softmax, heads=1, kv_heads=block.kv_heads)
+    if tiled is block:
+        return site(reason=Reason(Why.SINGLE_HEAD, "already single-head"), is_settled=True)
+    return site(build=partial(_build, context, tiled, FORMS["split"], ""))
 
 
 def _tiled(target: Target, block: Block) -> Block:
@@ -178,12 +185,12 @@ def _build(context: Context, block: Block, form: Form, note: str) -> Rewrite:
         form = replace(form, composites=False)
     old, new = split_heads(context.model, context.subgraph, block, form, context.constants)
     check = None
-    if any(operator.name == "FULLY_CONNECTED" for operator in (*block.products, *block.logits)):
+    if any(
+        operator.name == "FULLY_CONNECTED" for operator in (*block.value_products, *block.logits)
+    ):
         check = _BY_ROWS
         note = "; ".join(filter(None, (note, check.because)))
-    rewrite = context.rewrite(
-        old, new, note=note, parts=(block.output, block.factored), check=check
-    )
+    rewrite = context.rewrite(old, new, note=note, parts=block.merged[:2], check=check)
     if block.heads == 1:
         return rewrite
     for operator in rewrite.new:

@@ -57,7 +57,7 @@ def _build(context: Context, rotary: Rotary) -> Rewrite:
         raise RefusedError(
             Why.QUANTIZATION, "the table needs one scale", rotary.operators[-1], result
         )
-    count, note = _counted(context, rotary)
+    count, note = _count_positions(context, rotary)
     values = rotary.values(count)
     inexact = 0.0
     if parameters is not None:
@@ -77,7 +77,9 @@ def _build(context: Context, rotary: Rotary) -> Rewrite:
         make.finished(result),
         note="; ".join(filter(None, (note, exact))),
         check=Table(
-            _ROUNDING + inexact, count, Reference(rotary.form.operators, rotary.form.result)
+            _ROUNDING + inexact,
+            count,
+            Reference(rotary.float_form.operators, rotary.float_form.result),
         ),
     )
 
@@ -114,7 +116,7 @@ def _look_up(
     make.emit("CONCATENATION", [half, half], result, axis=len(result.shape) - 1)
 
 
-def _counted(context: Context, rotary: Rotary) -> tuple[int, str]:
+def _count_positions(context: Context, rotary: Rotary) -> tuple[int, str]:
     """The number of positions that the table needs, and a note for users.
 
     Positions that the integers distinguish stay distinct, even beyond the cache: a ring buffer may be shorter than the

@@ -96,7 +96,7 @@ def _evaluated(chain: Iterable[Operator], flag: int) -> int:
         elif operator.name == "MUL":
             factor = next(tensor for tensor in operator.given if tensor.is_constant)
             real *= factor.real()
-            if operator.option("fused_activation_function"):
+            if operator.has_activation:
                 raise RefusedError(Why.MASK, "the mask is clipped by a fused activation", operator)
         if not np.isfinite(real):
             text = "the mask has a value that no integer represents"

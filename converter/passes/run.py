@@ -30,7 +30,7 @@ def run_pass(chosen: Pass, context: Context) -> list[Verdict]:
     visited: set[Operator] = set()
     staying: list[Operator] = []
     added: list[Operator] = []
-    subgraphs = len(context.model.subgraphs)
+    subgraphs_before = len(context.model.subgraphs)
     while pending:
         site = pending.popleft()
         visited.add(site.anchor)
@@ -46,13 +46,15 @@ def run_pass(chosen: Pass, context: Context) -> list[Verdict]:
         if not pending and chosen.repeats:
             pending.extend(site for site in _sites(chosen, context) if site.anchor not in visited)
     remove_dead(context.subgraph, staying, context.model.subgraphs)
-    remove_uncalled(context.model, subgraphs)
+    remove_uncalled(context.model, subgraphs_before)
     merge_equal(context.subgraph, added, context.audit)
     return verdicts
 
 
 def _sites(chosen: Pass, context: Context) -> Iterator[Site]:
     """The sites of a pass; if the search fails, those found so far, and one with the error."""
+    if not context.subgraph.operators:
+        return
     try:
         yield from chosen.sites(context)
     except Exception as error:
@@ -87,20 +89,17 @@ def _decide(site: Site, chosen: Pass, context: Context, index: int) -> _Outcome:
         context.check_order()
     except RefusedError as refused:
         return _failed(blank, Status.SKIPPED, refused.reason), None
-    first = _attempt(site.build, chosen, context, blank)
-    verdict, rewrite = first
-    failed: list[str] = []
-    for form, build in site.others.items():
-        if rewrite is not None or verdict.is_bug:
-            break
-        failed.append(verdict.reason)
+    failed: list[Verdict] = []
+    for form, build in {"": site.build, **site.others}.items():
         verdict, rewrite = _attempt(build, chosen, context, blank)
-        if rewrite is not None:
+        if rewrite is None and not verdict.is_bug:
+            failed.append(verdict)
+            continue
+        if rewrite is not None and failed:
             note = f"in form '{form}', because the target's form failed"
             verdict = replace(verdict, note="; ".join(filter(None, (note, verdict.note))))
-    if rewrite is None and not verdict.is_bug:
-        return first
-    return replace(verdict, failed=tuple(failed)), rewrite
+        return replace(verdict, failed=tuple(one.reason for one in failed)), rewrite
+    return failed[0], None
 
 
 def _attempt(build: Build, chosen: Pass, context: Context, blank: Verdict) -> _Outcome:

@@ -265,7 +265,7 @@ def _limit(operator: Operator, place: int, element: int | None) -> _Limit | None
     """What a steering operand accepts, all of it or one element; None if it does not steer, or nobody knows."""
     inputs = operator.inputs
     kind = KINDS.get(operator.name)
-    if kind is None or len(inputs) < kind.least or None in inputs:
+    if kind is None or len(inputs) < kind.min_inputs or None in inputs:
         return None
     match operator.name, place:
         case "GATHER", 1:

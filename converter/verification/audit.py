@@ -11,7 +11,7 @@ from typing import NamedTuple
 from edge_opt.base.errors import EdgeOptError
 from edge_opt.ir import Model, Operator, Subgraph, Tensor
 from edge_opt.ir.operators import subgraph_indices
-from edge_opt.ir.walk import called_by, has_effects, is_impure, own_fields, renumbered
+from edge_opt.ir.walk import called_by, has_effects, is_impure, renumbered, unmodelled_fields
 from edge_opt.schema.table import key_of
 from edge_opt.verification.rewrite import Rewrite
 
@@ -152,7 +152,7 @@ def _step(operator: Operator, subgraphs: Sequence[Subgraph]) -> Step:
     operation = (
         operator.code,
         key_of(options),
-        key_of(own_fields(operator)),
+        key_of(unmodelled_fields(operator)),
         tuple(_called(subgraphs[index]) for index in called),
         tuple(map(_type_of, operator.outputs)),
         tuple(map(_type_of, operator.intermediates)),

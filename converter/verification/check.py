@@ -54,7 +54,7 @@ class Check(Record, ABC):
     def trial(self, hints: Sequence[InputHint], parts: Parts | None) -> Trial:
         """The runs of both versions: inputs of these roles, and the extreme kinds that this check covers."""
         extremes = tuple(kind for kind in KINDS if kind not in self.spared)
-        return Trial(tuple(hints), parts=parts, limits=self.clipped, extremes=extremes)
+        return Trial(tuple(hints), parts=parts, clipped=self.clipped, extremes=extremes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ class Table(Check):
     def trial(self, hints: Sequence[InputHint], parts: Parts | None) -> Trial:
         """Every value."""
         del hints, parts
-        return Trial(every=self.count)
+        return Trial(every_below=self.count)
 
 
 def rounded_by_shape(operators: Iterable[Operator]) -> str:

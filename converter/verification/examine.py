@@ -26,7 +26,7 @@ from edge_opt.verification.extremes import KINDS
 from edge_opt.verification.fraction import FACTOR, shrunk
 from edge_opt.verification.region import Region, Structure, region_of, structure
 from edge_opt.verification.rewrite import Rewrite
-from edge_opt.verification.trial import DRAWS, Outcome, Trial
+from edge_opt.verification.trial import DRAWS, ORDINARY, Outcome, Trial
 from edge_opt.verification.verdict import Proof, Ran
 
 _REFUSED = {"before": "cannot run the region alone", "after": "refuses the new region"}
@@ -157,7 +157,7 @@ def _at_a_fraction(region: Region) -> Region:
 def _in_full(region: Region, outcome: Outcome) -> Region:
     """The region, with one run on one kernel set, chosen by the outcome of its runs at a fraction of the lengths."""
     # The fastest kernels that run the region and must give the same bits.
-    supported = [kernels for kernels in region.trial.kernels if kernels in outcome.found[""]]
+    supported = [kernels for kernels in region.trial.kernels if kernels in outcome.found[ORDINARY]]
     only = supported[-1 if region.rounded else 0]
     # The deviation of a sum grows with the square root of the number of products.
     scale = outcome.scale / FACTOR**0.25
@@ -223,10 +223,10 @@ def judge(outcome: Outcome, region: Region) -> Proof:
     if not violated and outcome.inconclusive:
         reason = f"cannot be verified: {outcome.inconclusive}, so a wrong rewrite would give the same result"
         return inconclusive(region.check, reason)
-    ran = outcome.found[""]
+    ran = outcome.found[ORDINARY]
     differences = list(chain.from_iterable(ran.values()))
     steps = [difference.steps for difference in differences if difference.steps is not None]
-    is_exact = not region.trial.limits and not region.rounded
+    is_exact = not region.trial.clipped and not region.rounded
     return Proof(
         region.check,
         holds=not violated,

@@ -40,9 +40,11 @@ def check_frame(rewrite: Rewrite) -> None:
             )
     for tensor in reads((*rewrite.old, *rewrite.new)):
         if tensor.is_blockwise:
-            where = "its scales are named by a place in its own subgraph"
-            raise RefusedError(Why.QUANTIZATION, f"'{tensor.name}' is quantized by blocks: {where}")
-    defined = _defined(rewrite)
+            raise RefusedError(
+                Why.QUANTIZATION,
+                f"'{tensor.name}' is quantized by blocks: its scales are named by a place in its own subgraph",
+            )
+    defined = _check_definitions(rewrite)
     if not rewrite.changed():
         raise RefusedError(
             Why.FRAME, "nothing reads the region's results, so they cannot be verified"
@@ -53,7 +55,7 @@ def check_frame(rewrite: Rewrite) -> None:
     rewrite.order()
 
 
-def _defined(rewrite: Rewrite) -> Collection[Tensor]:
+def _check_definitions(rewrite: Rewrite) -> Collection[Tensor]:
     """Tensors that the new region defines, each once, from constants and the old region's inputs."""
     known = set(reads(rewrite.old))
     own = makers_of(rewrite.old)
@@ -66,8 +68,10 @@ def _defined(rewrite: Rewrite) -> Collection[Tensor]:
     for tensor, count in defined.items():
         is_taken = tensor not in own and rewrite.subgraph.lists(tensor)
         if count > 1 or tensor.is_constant or is_taken:
-            text = "another operator defines it too, or it is a constant"
-            raise RefusedError(Why.FRAME, f"the new region must not define '{tensor.name}': {text}")
+            raise RefusedError(
+                Why.FRAME,
+                f"the new region must not define '{tensor.name}': another operator defines it too, or it is a constant",
+            )
     return defined
 
 

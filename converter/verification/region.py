@@ -9,6 +9,7 @@ from hashlib import sha256
 from itertools import chain
 from typing import NamedTuple
 
+from edge_opt.attention.factors import all_factors
 from edge_opt.ir import DType, Model, Operator, OperatorCode, Quantization, Subgraph, Tensor
 from edge_opt.ir.operators import BUILTIN_OPERATORS, Effect, operators_that
 from edge_opt.ir.walk import cut_out, has_effects, needed_for, walked
@@ -116,8 +117,8 @@ def _parts(rewrite: Rewrite, outputs: Sequence[Tensor]) -> Parts | None:
     """Where the heads or tiles are in one of the outputs, if the rewrite says so."""
     if rewrite.parts is None or rewrite.parts[0] not in outputs:
         return None
-    output, axes = rewrite.parts
-    factors = list(chain.from_iterable(axes))
+    output, factored = rewrite.parts
+    factors = list(all_factors(factored))
     sizes = tuple(factor.size for factor in factors)
     labelled = tuple(place for place, factor in enumerate(factors) if factor.stride)
     return Parts(outputs.index(output), sizes, labelled)
@@ -230,8 +231,6 @@ def _computing(model: Model) -> set[Hashable]:
     """The operators that do more than move data, with their options."""
     found: set[Hashable] = set()
     for operator in model.operators():
-        options = operator.options
-        is_clipped = options is not None and options.fields.get("fused_activation_function")
-        if operator.name not in _MOVES or is_clipped:
-            found.add((operator.code, key_of(options)))
+        if operator.name not in _MOVES or operator.has_activation:
+            found.add((operator.code, key_of(operator.options)))
     return found

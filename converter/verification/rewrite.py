@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 
 from edge_opt.attention.factors import Factored
 from edge_opt.ir import Model, Operator, Subgraph, Tensor
-from edge_opt.ir.walk import is_pure, makers_of, needed_for, places, producers, read_outside, reads
+from edge_opt.ir.walk import (
+    is_pure,
+    makers_of,
+    needed_for,
+    placements,
+    producers,
+    read_outside,
+    reads,
+)
 
 if TYPE_CHECKING:
     from edge_opt.verification.check import Check
@@ -74,12 +82,12 @@ class Rewrite:
         return tuple(operator for operator in self.old if operator not in staying)
 
     def order(self) -> dict[Operator, Operator | None]:
-        """Where operators go once the rewrite is part of the graph (see `edge_opt.ir.walk.places`).
+        """Where operators go once the rewrite is part of the graph (see `edge_opt.ir.walk.placements`).
 
         Raises:
             RefusedError: there is no such order, or it would reorder side effects.
         """
-        return places(self.subgraph, self.old, self.new, self.model.subgraphs)
+        return placements(self.subgraph, self.old, self.new, self.model.subgraphs)
 
     def commit(self) -> list[Operator]:
         """Commit the new region to the graph; return the old operators that stay for now.

@@ -44,16 +44,16 @@ class Parts:
 class Trial:
     """Inputs and conditions for running two versions of a region.
 
-    `hints` describe the inputs by position (none: plain data). With `every`, the only input takes the integers 0 to
-    `every` - 1 in turn, and some beyond both ends, for which the first version gets the nearest of those. The first
-    version clips at the codes `limits`, the second may exceed them. `parts` must differ, or nothing is shown.
+    `hints` describe the inputs by position (none: plain data). With `every_below`, the only input takes the integers
+    from 0 to below that in turn, and some beyond both ends, for which the first version gets the nearest of those. The
+    first version is `clipped` at these codes, the second may exceed them. `parts` must differ, or nothing is shown.
     `extremes` are the kinds of extreme inputs to run as well, and `scales` the fractions of their range that quantized
     operands fill, in one run each. Differences are measured with `tolerance`.
     """
 
     hints: tuple[InputHint, ...] = ()
-    every: int = 0
-    limits: tuple[int, int] | None = None
+    every_below: int = 0
+    clipped: tuple[int, int] | None = None
     parts: Parts | None = None
     extremes: tuple[str, ...] = ()
     seed: int = 0
@@ -62,9 +62,13 @@ class Trial:
     tolerance: Tolerance = NONE
 
 
+ORDINARY = ""
+"""The kind of inputs that are not extreme."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The difference of each output of both versions of a region, by kind of inputs ("": ordinary) and kernel set.
+    """The difference of each output of both versions of a region, by kind of inputs and kernel set.
 
     `inconclusive` says why many wrong versions would give equal results, and is empty without such a reason. `scale` is
     the one at which results are most sensitive.
@@ -92,9 +96,9 @@ def run(asked: tuple[SignatureInfo, Trial], run_model: RunModel) -> Outcome:
     pair = _Pair(signature, request, run_model, list(request.kernels))
     reasons: list[str] = []
     changed: list[int] = []
-    for plans, arrays in pair.realistic():
+    for plans, arrays in pair.ordinary_runs():
         results = pair.compare(arrays)
-        reasons.append(shows_nothing(results, request.parts, request.limits))
+        reasons.append(shows_nothing(results, request.parts, request.clipped))
         if len(request.scales) > 1 and _operands(plans):
             nudged = run_model("before", pair.kernels[0], _nudged(plans, arrays))
             changed.append(_count_changed(results, nudged))
@@ -129,16 +133,16 @@ class _Pair:
     kernels: list[Kernels]
     found: dict[str, dict[str, tuple[Difference, ...]]] = field(default_factory=dict)
 
-    def compare(self, arrays: Sequence[Array], kind: str = "") -> Sequence[Array]:
+    def compare(self, arrays: Sequence[Array], kind: str = ORDINARY) -> Sequence[Array]:
         """Note differences on inputs of this kind; the first version's results on one kernel set."""
         results: list[Sequence[Array]] = []
-        every = self.request.every
-        valid = [array.clip(0, every - 1) for array in arrays] if every else arrays
+        end = self.request.every_below
+        valid = [array.clip(0, end - 1) for array in arrays] if end else arrays
         for kernels in tuple(self.kernels):
             try:
                 old = self.run_model("before", kernels, valid)
             except DeclinedError:
-                ran_before = kernels in self.found.get("", {})
+                ran_before = kernels in self.found.get(ORDINARY, {})
                 if ran_before or self.kernels == [kernels]:
                     raise
                 self.kernels.remove(kernels)
@@ -158,23 +162,24 @@ class _Pair:
     def _differences(self, olds: Sequence[Array], news: Sequence[Array]) -> Iterator[Difference]:
         """The difference of each output, with the second version's clipped as the first one's are."""
         tolerance = self.request.tolerance
-        limits = self.request.limits
+        clipped = self.request.clipped
         for info, old, new in zip(self.signature.outputs, olds, news, strict=True):
             if old.shape != new.shape:
                 raise DeclinedError(
                     f"after: output '{info.tensor}' has shape {new.shape}, not {old.shape}"
                 )
-            own = new if limits is None else new.clip(*limits)
+            own = new if clipped is None else new.clip(*clipped)
             yield measure(old, own, quantized_a=info, quantized_b=info, tolerance=tolerance)
 
-    def realistic(self) -> Iterator[tuple[list[InputPlan], list[Array]]]:
-        """The inputs of each run: one run per scale of quantized operands, or enough to cover `every` value."""
+    def ordinary_runs(self) -> Iterator[tuple[list[InputPlan], list[Array]]]:
+        """The inputs of each run: one run per scale of quantized operands, or enough to cover every value."""
         plans = self.drawn(1.0)
-        if self.request.every:
+        if self.request.every_below:
             for array in self._every_value():
                 yield plans, [array]
             return
         scales = self.request.scales if _operands(plans) else ()
+        # Random numbers of its own for each scale.
         draws = [self.drawn(scale, scale) for scale in scales] or [plans]
         if any(each.role == "integer" for each in plans):
             draws += (self.drawn(1.0, run=run) for run in range(1, VARIANTS))
@@ -182,10 +187,12 @@ class _Pair:
             yield each, list(map(array_of, each))
 
     def _every_value(self) -> Iterator[Array]:
-        """The only input with 0 to `every` - 1, and some integers beyond, as many at a time as it holds."""
+        """The only input with 0 to `every_below` - 1, and some integers beyond, as many at a time as it holds."""
         (info,) = self.signature.inputs
         limits = np.iinfo(info.dtype)
-        values = np.array([limits.min, -1, *range(self.request.every + 1), limits.max], info.dtype)
+        values = np.array(
+            [limits.min, -1, *range(self.request.every_below + 1), limits.max], info.dtype
+        )
         for start in range(0, values.size, info.elements):
             yield np.resize(values[start : start + info.elements], info.shape)
 
@@ -232,18 +239,18 @@ def _nudged(plans: Sequence[InputPlan], arrays: Sequence[Array]) -> list[Array]:
 
 
 def shows_nothing(
-    results: Sequence[Array], parts: Parts | None, limits: tuple[int, int] | None
+    results: Sequence[Array], parts: Parts | None, clipped: tuple[int, int] | None
 ) -> str:
     """The reason why results cannot distinguish right from wrong; empty if they can.
 
-    They are NaN, or one value, or beyond the limits, or two heads (tiles) have the same numbers.
+    They are NaN, or one value, or clipped everywhere, or two heads (tiles) have the same numbers.
     """
     for place, array in enumerate(results):
         if not np.isfinite(array).any():
             return f"output {place} has no finite number"
         if array.size > 1 and np.nanmin(array) == np.nanmax(array):
             return f"output {place} is the same value everywhere"
-        if limits is not None and not ((array > limits[0]) & (array < limits[1])).any():
+        if clipped is not None and not ((array > clipped[0]) & (array < clipped[1])).any():
             return f"output {place} is clipped everywhere in the old region"
     if parts is not None:
         array = results[parts.output].reshape(parts.sizes)
