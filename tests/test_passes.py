@@ -127,6 +127,21 @@ def test_a_bug_in_one_form_is_told_and_no_other_tried() -> None:
     assert (site.status, site.why) == ("reverted", "bug")
 
 
+class Stumbles(Double):
+    def sites(self, context: Context) -> Iterable[Site]:
+        raise ValueError(context.signature)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [(CHAIN, ["bug"]), ("subgraph main (%x: float32[2]) {\n  return %x\n}\n", [])],
+    ids=["operators", "none"],
+)
+def test_a_search_that_fails_is_a_bug_at_the_last_operator(text: str, told: list[str]) -> None:
+    _, reports = convert_text(text, Stumbles())
+    assert [report.why for report in reports] == told
+
+
 @pytest.mark.parametrize(("scale", "status"), [(0.25, "converted"), (0.26, "reverted")])
 def test_a_new_scale_is_reverted_though_the_proof_holds(scale: float, status: str) -> None:
     """One code in millions may differ, which no run shows."""
