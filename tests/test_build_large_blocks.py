@@ -104,6 +104,25 @@ def test_a_forked_process_does_not_write_to_blocks_of_its_parent(tmp_path: Path)
 
 
 @needs_compiler
+def test_a_forked_process_may_free_what_it_does_not_have(tmp_path: Path) -> None:
+    said = run(
+        """
+        import os
+        held = bytearray(32 << 20)
+        child = os.fork()
+        if child == 0:
+            own = bytearray(b"y") * (32 << 20)
+            del held
+            os._exit(own[0] == own[-1] == ord("y"))
+        _, status = os.waitpid(child, 0)
+        print(os.WIFEXITED(status), os.WEXITSTATUS(status))
+        """,
+        tmp_path,
+    )
+    assert said == "True 1"
+
+
+@needs_compiler
 def test_without_room_for_a_file_a_block_is_in_memory(tmp_path: Path) -> None:
     assert run("print(len(bytearray(32 << 20)))", tmp_path / "missing") == str(32 * _MIB)
 

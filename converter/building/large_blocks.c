@@ -34,16 +34,32 @@ extern void *__libc_realloc(void *start, size_t size);
 extern void *__libc_memalign(size_t alignment, size_t size);
 extern void __libc_free(void *start);
 
+static void hold(void) { pthread_mutex_lock(&lock); }
+
+static void release(void) { pthread_mutex_unlock(&lock); }
+
+/* A forked process does not have the blocks; their places stay taken until it frees them, too. */
+static void in_child(void) {
+  int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+  for (int place = 0; place < used; place++) {
+    if (blocks[place].start) mmap(blocks[place].start, blocks[place].size, PROT_NONE, flags, -1, 0);
+  }
+  release();
+}
+
+/* The lock is held meanwhile: a forked process would wait forever for a thread that it does not have. */
+__attribute__((constructor)) static void begin(void) { pthread_atfork(hold, release, in_child); }
+
 /* True if there is room in the table. */
 static int keep(void *start, size_t size) {
   int place = 0;
-  pthread_mutex_lock(&lock);
+  hold();
   while (place < used && blocks[place].start) place++;
   if (place < MOST) {
     blocks[place] = (Block){start, size};
     if (place == used) used++;
   }
-  pthread_mutex_unlock(&lock);
+  release();
   return place < MOST;
 }
 
@@ -51,14 +67,14 @@ static int keep(void *start, size_t size) {
 static size_t size_in_file(void *start, int forget) {
   size_t size = 0;
   if (!start || (uintptr_t)start % PAGE) return 0;
-  pthread_mutex_lock(&lock);
+  hold();
   for (int place = 0; place < used; place++) {
     if (blocks[place].start != start) continue;
     size = blocks[place].size;
     if (forget) blocks[place].start = NULL;
     break;
   }
-  pthread_mutex_unlock(&lock);
+  release();
   return size;
 }
 
