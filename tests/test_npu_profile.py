@@ -82,6 +82,13 @@ def test_an_option_that_the_library_ignores_is_no_complaint() -> None:
     assert first_complaint(TWO, "ERROR: of the tool") == "of the tool"
 
 
+def test_places_in_the_source_are_no_complaint() -> None:
+    places = "ERROR: [apply_plugin.cc:455] ERROR: [litert/compiler/compiler_plugin.cc:504]\n"
+    limit = "graph requires estimated allocation of 3958532 KB, limit is 3670016 KB"
+    assert first_complaint(f"{places}[1] fa_alloc.cc:2738::ERROR:{limit}\n") == limit
+    assert first_complaint(places) == ""
+
+
 def test_the_tool_gets_flags_libraries_and_probe(
     model: Path, tmp_path: Path, compiler: Compilers
 ) -> None:

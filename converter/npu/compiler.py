@@ -39,6 +39,8 @@ _PARTITIONED = re.compile(
 _COMPLAINTS = re.compile(
     r"^(?:.*::ERROR:|.*?\[ ERROR \]\s+(?:<E>\s+)?|ERROR: |└ )(.*)$", re.MULTILINE
 )
+# Errors of the tool are often only places in its source: "[apply_plugin.cc:455] ERROR: [compiler_plugin.cc:504]".
+_PLACES = re.compile(r"(?:\[\S+\]|ERROR:|\s)*")
 # Qualcomm's plugin sets an option that is newer than the library, which ignores it; the second line gives no reason.
 _HARMLESS = ("unexpected GraphHtpSettings option", "QnnBackend_validateOpConfig failed")
 # Qualcomm's plugin links to the first for chips without an HTP, but never calls it here; the wheel lacks it.
@@ -343,7 +345,7 @@ def first_complaint(*logs: str) -> str:
     for log in logs:
         for found in _COMPLAINTS.finditer(log):
             text = found[1].strip()
-            if text and not text.startswith(_HARMLESS):
+            if not _PLACES.fullmatch(text) and not text.startswith(_HARMLESS):
                 return text[:200]
     return ""
 
