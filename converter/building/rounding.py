@@ -106,7 +106,7 @@ def _rotated(weights: Streamed, source: Path, target: Path) -> tuple[Streamed, s
 
 
 def _write_rounded(
-    weights: Streamed, places: dict[str, Stored], chosen: Iterable[str], codes: "CodesFile"
+    weights: Streamed, places: dict[str, Stored], chosen: Iterable[str], codes: CodesFile
 ) -> None:
     """Fill the places of a copy of a checkpoint, by name; chosen modules get the values of their codes."""
     for name in chosen:
@@ -165,7 +165,7 @@ def _texts(checkpoint: Path, prompts: Path) -> _Texts:
 
 
 def _measured_plan(
-    network: Network, harm: Harm, rounded: "CodesFile", ratio: float, progress: Progress
+    network: Network, harm: Harm, rounded: CodesFile, ratio: float, progress: Progress
 ) -> Plan:
     """The plan that follows from the harm of each product alone, and of those that are chosen; rounds these."""
     measured = [Choice(one.layer, one.name, one.weights, 8, kl) for one, kl in harm.products]
