@@ -158,6 +158,32 @@ def test_positions_whose_frequencies_change_with_the_text_are_refused_before_the
             pipeline.check_rope({"rope_parameters": rope})
 
 
+SIZES = {"hidden_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+SLIDES = "sliding_attention"
+WHOLE = "full_attention"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "settings", "refusal"),
+    [
+        ("Llama", {}, None),
+        ("Olmo3", {"num_hidden_layers": 2, "layer_types": [SLIDES, WHOLE]}, None),
+        ("Gemma3Text", {"layer_types": [SLIDES]}, f"no layer of the checkpoint has '{WHOLE}'"),
+        ("Phi3", {"rope_parameters": {**DEFAULT, "partial_rotary_factor": 0.5}}, "has 6 cosines"),
+        ("GPTNeoX", {}, "and GPTNeoXForCausalLM has none: give a"),
+        ("T5", {}, "cannot make a language model of config.json: Unrecognized"),
+    ],
+)
+def test_rope_that_does_not_turn_whole_heads_is_refused_before_the_export(
+    family: str, settings: dict[str, Any], refusal: str | None
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    described = getattr(transformers, f"{family}Config")(**{**SIZES, **settings})
+    with pytest.raises(UsageError, match=refusal) if refusal else nullcontext():
+        pipeline.check_tables(described)
+
+
 def test_a_failed_export_says_that_the_family_may_be_the_cause(place: Place) -> None:
     def fails(_: Job) -> None:
         raise StageFailedError("no attribute 'model'")

@@ -63,7 +63,6 @@ _NOT_STREAMED = (
 )
 _FIXED_ROPE = ("default", "linear", "llama3", "proportional", "yarn")
 """Types of RoPE whose frequencies do not depend on the length of the text, which an export cannot follow."""
-_WHOLE = "full_attention"
 _PREFILL = "prefill_"
 
 
@@ -157,6 +156,7 @@ def _planned_caches(config: Any, checkpoint: Path, *, whole: bool) -> Values:
     described = AutoConfig.from_pretrained(checkpoint)
     text = described.get_text_config().to_dict()
     check_rope(text)
+    check_tables(described)
     shortest = min(getattr(config, "cache_lengths", None) or [config.cache_length])
     return plan_caches(
         text, config.prefill_lengths, shortest, getattr(config, SETTING, None), whole=whole
@@ -173,6 +173,48 @@ def check_rope(config: Mapping[str, Any]) -> None:
             raise UsageError(
                 f"the checkpoint's positions are {kind or 'not RoPE'}, and litert-torch exports only RoPE of the types "
                 f"{', '.join(_FIXED_ROPE)} (rope_type in config.json): give another checkpoint"
+            )
+
+
+def check_tables(described: Any) -> None:
+    """Raise UsageError unless a checkpoint's model has `rotary_emb`, whose cosines are as many as a head's numbers.
+
+    litert-torch exports them in a model of their own, and layers that read as many as a head has, whatever it makes.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(described)
+    except ValueError as error:
+        cause, _, _ = str(error).partition("\n")
+        raise UsageError(
+            f"transformers cannot make a language model of config.json: {cause}"
+        ) from error
+    inner = getattr(model, "model", None)
+    layers = getattr(inner, "language_model", inner)
+    rotary = getattr(layers, "rotary_emb", None)
+    if rotary is None:
+        raise UsageError(
+            f"litert-torch exports only models with `model.rotary_emb`, and {type(model).__name__} has none: give a "
+            f"checkpoint of another family"
+        )
+    sizes = {one.head_dim for one in layers.modules() if hasattr(one, "head_dim")}
+    text = described.get_text_config()
+    of_layers = [kind for kind, one in text.rope_parameters.items() if isinstance(one, dict)]
+    nothing = torch.zeros(1, 1, device="meta")
+    for kind in of_layers or [None]:
+        if kind and kind not in text.layer_types:
+            raise UsageError(
+                f"no layer of the checkpoint has '{kind}', but litert-torch exports this family only with at least one "
+                f"of each kind among layer_types in config.json: give another checkpoint"
+            )
+        width = rotary(nothing, nothing, *filter(None, [kind]))[0].shape[-1]
+        if width not in sizes:
+            raise UsageError(
+                f"the checkpoint's RoPE has {width} cosines, not as many as a head has numbers, and "
+                f"litert-torch exports only RoPE of whole heads: give a checkpoint of another family"
             )
 
 
@@ -193,7 +235,7 @@ def export(job: Job, _: Progress) -> Values:
         Notes for the user, and whether the residual stream is `rotated`.
 
     Raises:
-        UsageError: weights are NaN, truncated or do not match the configuration, or all layers slide.
+        UsageError: weights are NaN, truncated or do not match the configuration.
     """
     # The temporary folder ends with the stage: the copy has twice the size of a checkpoint in bfloat16.
     rotated = Path(tempfile.gettempdir(), "rotated")
@@ -214,16 +256,7 @@ def export(job: Job, _: Progress) -> Values:
     config.delete_in_memory_params = streams
     if streams:
         _read_generation_settings(source)
-    try:
-        stages.npu_export(config, job.output)
-    except KeyError as error:
-        has_no_whole_layer = error.args == (_WHOLE,)
-        if not has_no_whole_layer:
-            raise
-        raise UsageError(
-            f"every layer of the checkpoint has a sliding window, but litert-torch exports this family "
-            f"only with at least one '{_WHOLE}' among layer_types in config.json"
-        ) from error
+    stages.npu_export(config, job.output)
     if streams:
         mend_export(job.model)
     if job.options["window"]:
