@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from importlib.util import find_spec
@@ -154,44 +154,36 @@ def _planned_caches(config: Any, checkpoint: Path, *, whole: bool) -> Values:
     from transformers import AutoConfig
 
     described = AutoConfig.from_pretrained(checkpoint)
-    text = described.get_text_config().to_dict()
-    check_rope(text)
-    check_tables(described)
+    check_rope(described)
     shortest = min(getattr(config, "cache_lengths", None) or [config.cache_length])
+    text = described.get_text_config().to_dict()
     return plan_caches(
         text, config.prefill_lengths, shortest, getattr(config, SETTING, None), whole=whole
     )
 
 
-def check_rope(config: Mapping[str, Any]) -> None:
-    """Raise UsageError if a checkpoint, by its configuration, has no RoPE or one that cannot be exported."""
-    rope = config.get("rope_parameters") or {}
-    of_layers = [one for one in rope.values() if isinstance(one, dict)]
-    for one in of_layers or [rope]:
-        kind = one.get("rope_type")
-        if kind not in _FIXED_ROPE:
+def check_rope(described: Any) -> None:
+    """Raise UsageError if a checkpoint, by its configuration, has no RoPE or one that cannot be exported.
+
+    litert-torch exports `rotary_emb` as a model of its own, and layers that read as many cosines as a head has numbers,
+    however many it makes.
+    """
+    text = described.get_text_config()
+    rope = getattr(text, "rope_parameters", None) or {}
+    of_layers = {kind: one for kind, one in rope.items() if isinstance(one, dict)}
+    for one in of_layers.values() or [rope]:
+        how = one.get("rope_type")
+        if how not in _FIXED_ROPE:
             raise UsageError(
-                f"the checkpoint's positions are {kind or 'not RoPE'}, and litert-torch exports only RoPE of the types "
+                f"the checkpoint's positions are {how or 'not RoPE'}, and litert-torch exports only RoPE of the types "
                 f"{', '.join(_FIXED_ROPE)} (rope_type in config.json): give another checkpoint"
             )
-
-
-def check_tables(described: Any) -> None:
-    """Raise UsageError unless a checkpoint's model has `rotary_emb`, whose cosines are as many as a head's numbers.
-
-    litert-torch exports them in a model of their own, and layers that read as many as a head has, whatever it makes.
-    """
     import torch
     from transformers import AutoModelForCausalLM
 
-    try:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(described)
-    except ValueError as error:
-        cause, _, _ = str(error).partition("\n")
-        raise UsageError(
-            f"transformers cannot make a language model of config.json: {cause}"
-        ) from error
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(described)
+        nothing = torch.zeros(1, 1)
     inner = getattr(model, "model", None)
     layers = getattr(inner, "language_model", inner)
     rotary = getattr(layers, "rotary_emb", None)
@@ -201,9 +193,6 @@ def check_tables(described: Any) -> None:
             f"checkpoint of another family"
         )
     sizes = {one.head_dim for one in layers.modules() if hasattr(one, "head_dim")}
-    text = described.get_text_config()
-    of_layers = [kind for kind, one in text.rope_parameters.items() if isinstance(one, dict)]
-    nothing = torch.zeros(1, 1, device="meta")
     for kind in of_layers or [None]:
         if kind and kind not in text.layer_types:
             raise UsageError(
