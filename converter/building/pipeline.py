@@ -185,7 +185,7 @@ def check_rope(described: Any) -> None:
         model = AutoModelForCausalLM.from_config(described)
         nothing = torch.zeros(1, 1)
     inner = getattr(model, "model", None)
-    layers = getattr(inner, "language_model", inner)
+    layers: Any = getattr(inner, "language_model", inner)
     rotary = getattr(layers, "rotary_emb", None)
     if rotary is None:
         raise UsageError(
