@@ -145,26 +145,52 @@ LONG = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
 
 
 def test_positions_whose_frequencies_change_with_the_text_are_refused_before_the_export() -> None:
-    pipeline.check_rope({"rope_parameters": DEFAULT})
-    pipeline.check_rope({"rope_parameters": {"full_attention": DEFAULT}})
     for rope, kind in (
         (LONG, "longrope"),
         ({"a": DEFAULT, "b": LONG}, "longrope"),
         (None, "not RoPE"),
     ):
+        text = SimpleNamespace(rope_parameters=rope)
+        described = SimpleNamespace(get_text_config=lambda text=text: text)
         with pytest.raises(
             UsageError, match=f"positions are {kind}, and litert-torch exports only"
         ):
-            pipeline.check_rope({"rope_parameters": rope})
+            pipeline.check_rope(described)
 
 
-def test_a_failed_export_says_that_the_family_may_be_the_cause(place: Place) -> None:
+SIZES = {"hidden_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+SLIDES = "sliding_attention"
+WHOLE = "full_attention"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "settings", "refusal"),
+    [
+        ("Llama", {}, None),
+        ("Olmo3", {"num_hidden_layers": 2, "layer_types": [SLIDES, WHOLE]}, None),
+        ("Gemma3Text", {"layer_types": [SLIDES]}, f"no layer of the checkpoint has '{WHOLE}'"),
+        ("Phi3", {"rope_parameters": {**DEFAULT, "partial_rotary_factor": 0.5}}, "has 6 cosines"),
+        ("GPTNeoX", {}, "and GPTNeoXForCausalLM has none: give a"),
+    ],
+)
+def test_rope_that_does_not_turn_whole_heads_is_refused_before_the_export(
+    family: str, settings: dict[str, Any], refusal: str | None
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    described = getattr(transformers, f"{family}Config")(**{**SIZES, **settings})
+    with pytest.raises(UsageError, match=refusal) if refusal else nullcontext():
+        pipeline.check_rope(described)
+
+
+@pytest.mark.parametrize("stage", ["configure", "export"])
+def test_a_failed_export_says_that_the_family_may_be_the_cause(place: Place, stage: str) -> None:
     def fails(_: Job) -> None:
         raise StageFailedError("no attribute 'model'")
 
     told = r"no attribute 'model'; its log is .*; litert-torch may not export this family: docs"
     with pytest.raises(StageFailedError, match=told):
-        place.build(stages=Stages({"export": fails}))
+        place.build(stages=Stages({stage: fails}))
 
 
 def test_an_error_after_linux_ended_a_process_for_memory_says_so(

@@ -8,11 +8,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -25,7 +22,6 @@ from edge_opt import compare, convert, evaluate
 from edge_opt.base.errors import UsageError
 from edge_opt.building import StageReport, build, pipeline
 from edge_opt.building.rings import SETTING
-from edge_opt.building.rotation import Prepared
 from edge_opt.building.settings import DEFAULTS, FILES, FIXED, NAMES
 from edge_opt.building.stages import Job
 from edge_opt.inspection import inspect
@@ -325,22 +321,3 @@ def test_the_settings_that_we_know_are_litert_torchs() -> None:
     free = {name for name in names if name not in FIXED and not name.endswith(FILES)}
     assert set(NAMES) == free
     assert {name: defaults[name] for name in free & set(defaults)} == DEFAULTS
-
-
-@pytest.mark.parametrize(("cause", "kind"), [("full_attention", UsageError), ("other", KeyError)])
-def test_a_sliding_checkpoint_is_a_sentence(
-    cause: str, kind: type[Exception], monkeypatch: Patch
-) -> None:
-    """litert-torch asks for angles of layers that do not slide, and transformers has none."""
-    monkeypatch.setattr(
-        pipeline, "_lib", lambda _: SimpleNamespace(npu_export=lambda *_: {}[cause])
-    )
-    monkeypatch.setattr(pipeline, "_config", lambda _: SimpleNamespace(use_v2=False))
-    monkeypatch.setattr(
-        pipeline, "ProcessPoolExecutor", lambda *_: nullcontext(ThreadPoolExecutor())
-    )
-    monkeypatch.setattr(pipeline, "prepare", lambda *_, **__: Prepared(rotated=False, note=""))
-    with pytest.raises(kind, match=r"every layer|other"):
-        pipeline.export(
-            Job("export", "", {"base": "none"}, options={"rotate": False}), lambda *_: None
-        )

@@ -40,7 +40,7 @@ Arrays = dict[str, Any]
     ],
 )
 def test_what_the_loop_gives_by_itself(info: TensorInfo, expected: Any) -> None:
-    made = basic_input(info, np.array([[7, 8]]), start=3, valid=2, past={})
+    made = basic_input(info, np.array([[7, 8]]), start=3, valid=2, past={}, window=0)
     assert (made.dtype, made.shape, made.tolist()) == (np.dtype(info.dtype), info.shape, expected)
     assert is_basic(info)
     assert not is_basic(tensor("kv_slice_k_0", 1, 2))
@@ -49,21 +49,24 @@ def test_what_the_loop_gives_by_itself(info: TensorInfo, expected: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "start", "visible"),
+    ("name", "start", "window", "visible"),
     [
-        ("whole", 3, [0, 1, 2, 8]),
-        ("whole", 6, [0, 1, 2, 3, 4, 5, 8]),
-        ("ring", 3, [0, 1, 2, 4]),
+        ("whole", 3, 0, [0, 1, 2, 8]),
+        ("whole", 6, 3, [0, 1, 2, 3, 4, 5, 8]),
+        ("local", 6, 0, [0, 1, 2, 3, 4, 5, 8]),
+        ("local", 6, 3, [4, 5, 8]),
+        ("ring", 3, 0, [0, 1, 2, 4]),
         # Positions 4, 5, 2 and 3 are in it, and a row sees four, itself among them.
-        ("ring", 6, [0, 1, 3, 4]),
+        ("ring", 6, 0, [0, 1, 3, 4]),
+        ("ring", 6, 3, [0, 1, 4]),
     ],
 )
 def test_a_mask_shows_what_was_read_so_far_or_a_window(
-    name: str, start: int, visible: list[int]
+    name: str, start: int, window: int, visible: list[int]
 ) -> None:
-    past = {"mask_whole": 8, "mask_ring": 4}
+    past = {"mask_whole": 8, "mask_local": 8, "mask_ring": 4}
     info = tensor(f"mask_{name}", 1, 1, 1, past[f"mask_{name}"] + 1)
-    made = basic_input(info, np.array([[7]]), start=start, valid=1, past=past)
+    made = basic_input(info, np.array([[7]]), start=start, valid=1, past=past, window=window)
     assert np.flatnonzero(made[0, 0, 0] == 0).tolist() == visible
 
 

@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from importlib.util import find_spec
@@ -63,7 +63,6 @@ _NOT_STREAMED = (
 )
 _FIXED_ROPE = ("default", "linear", "llama3", "proportional", "yarn")
 """Types of RoPE whose frequencies do not depend on the length of the text, which an export cannot follow."""
-_WHOLE = "full_attention"
 _PREFILL = "prefill_"
 
 
@@ -155,24 +154,56 @@ def _planned_caches(config: Any, checkpoint: Path, *, whole: bool) -> Values:
     from transformers import AutoConfig
 
     described = AutoConfig.from_pretrained(checkpoint)
-    text = described.get_text_config().to_dict()
-    check_rope(text)
+    check_rope(described)
     shortest = min(getattr(config, "cache_lengths", None) or [config.cache_length])
+    text = described.get_text_config().to_dict()
     return plan_caches(
         text, config.prefill_lengths, shortest, getattr(config, SETTING, None), whole=whole
     )
 
 
-def check_rope(config: Mapping[str, Any]) -> None:
-    """Raise UsageError if a checkpoint, by its configuration, has no RoPE or one that cannot be exported."""
-    rope = config.get("rope_parameters") or {}
-    of_layers = [one for one in rope.values() if isinstance(one, dict)]
-    for one in of_layers or [rope]:
-        kind = one.get("rope_type")
-        if kind not in _FIXED_ROPE:
+def check_rope(described: Any) -> None:
+    """Raise UsageError if a checkpoint, by its configuration, has no RoPE or one that cannot be exported.
+
+    litert-torch exports `rotary_emb` as a model of its own, and layers that read as many cosines as a head has numbers,
+    however many it makes.
+    """
+    text = described.get_text_config()
+    rope = getattr(text, "rope_parameters", None) or {}
+    of_layers = {kind: one for kind, one in rope.items() if isinstance(one, dict)}
+    for one in of_layers.values() or [rope]:
+        how = one.get("rope_type")
+        if how not in _FIXED_ROPE:
             raise UsageError(
-                f"the checkpoint's positions are {kind or 'not RoPE'}, and litert-torch exports only RoPE of the types "
+                f"the checkpoint's positions are {how or 'not RoPE'}, and litert-torch exports only RoPE of the types "
                 f"{', '.join(_FIXED_ROPE)} (rope_type in config.json): give another checkpoint"
+            )
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(described)
+        nothing = torch.zeros(1, 1)
+    inner = getattr(model, "model", None)
+    layers: Any = getattr(inner, "language_model", inner)
+    rotary = getattr(layers, "rotary_emb", None)
+    if rotary is None:
+        raise UsageError(
+            f"litert-torch exports only models with `model.rotary_emb`, and {type(model).__name__} has none: give a "
+            f"checkpoint of another family"
+        )
+    sizes = {one.head_dim for one in layers.modules() if hasattr(one, "head_dim")}
+    for kind in of_layers or [None]:
+        if kind and kind not in text.layer_types:
+            raise UsageError(
+                f"no layer of the checkpoint has '{kind}', but litert-torch exports this family only with at least one "
+                f"of each kind among layer_types in config.json: give another checkpoint"
+            )
+        width = rotary(nothing, nothing, *filter(None, [kind]))[0].shape[-1]
+        if width not in sizes:
+            raise UsageError(
+                f"the checkpoint's RoPE has {width} cosines, not as many as a head has numbers, and "
+                f"litert-torch exports only RoPE of whole heads: give a checkpoint of another family"
             )
 
 
@@ -193,7 +224,7 @@ def export(job: Job, _: Progress) -> Values:
         Notes for the user, and whether the residual stream is `rotated`.
 
     Raises:
-        UsageError: weights are NaN, truncated or do not match the configuration, or all layers slide.
+        UsageError: weights are NaN, truncated or do not match the configuration.
     """
     # The temporary folder ends with the stage: the copy has twice the size of a checkpoint in bfloat16.
     rotated = Path(tempfile.gettempdir(), "rotated")
@@ -214,16 +245,7 @@ def export(job: Job, _: Progress) -> Values:
     config.delete_in_memory_params = streams
     if streams:
         _read_generation_settings(source)
-    try:
-        stages.npu_export(config, job.output)
-    except KeyError as error:
-        has_no_whole_layer = error.args == (_WHOLE,)
-        if not has_no_whole_layer:
-            raise
-        raise UsageError(
-            f"every layer of the checkpoint has a sliding window, but litert-torch exports this family "
-            f"only with at least one '{_WHOLE}' among layer_types in config.json"
-        ) from error
+    stages.npu_export(config, job.output)
     if streams:
         mend_export(job.model)
     if job.options["window"]:

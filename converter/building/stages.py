@@ -354,7 +354,7 @@ class Stages:
             need = ""
             if isinstance(error, OutOfMemoryError) and name in self.needs:
                 need = f"; it needs about {size(self.needs[name])}"
-            elif type(error) is StageFailedError and name == "export":
+            elif type(error) is StageFailedError and name in {"configure", "export"}:
                 where += f"; {_FAMILIES}"
             raise type(error)(f"stage '{name}': {error}{need}; {where}") from error
 

@@ -6,6 +6,7 @@ One model is loaded at a time, with its embedder and auxiliary model if the expo
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from edge_opt.base.errors import UsageError
@@ -28,6 +29,7 @@ from edge_opt.runtime.tensors import (
     new_tokens,
     role_of,
 )
+from edge_opt.schema.litertlm import read_executor_metadata
 
 EMBEDDER = "embedder"
 AUXILIARY = "auxiliary"
@@ -64,6 +66,12 @@ def _beside(path: Path, name: str) -> Part | None:
     return None
 
 
+def window_of(given: ModelLike) -> int:
+    """The positions that sliding layers see, by the bundle's executor metadata; 0 if unknown."""
+    metadata = read_executor_metadata(Opened(given).bundle)
+    return 0 if metadata is None else metadata.window or 0
+
+
 @contextmanager
 def open_parts(parts: Mapping[str, Part]) -> Iterator[tuple[dict[str, Path], Described]]:
     """The models' files, and their signatures."""
@@ -91,13 +99,14 @@ def compare_generation(
         raise UsageError(f"{count} tokens to generate, expected 1 to {_MOST_TOKENS}")
     ours = find_parts(a)
     theirs = find_parts(b)
-    sides = (name_of(a, "a"), {**theirs, **ours}), (name_of(b, "b"), {**ours, **theirs})
+    sides = (a, "a", {**theirs, **ours}), (b, "b", {**ours, **theirs})
     prompt: Prompt | None = None
     results = []
     with Worker() as worker:
-        for name, parts in sides:
+        for given, title, parts in sides:
             with open_parts(parts) as (files, described):
-                loop = plan_loop(name, described, count, seed, prompt)
+                loop = plan_loop(name_of(given, title), described, count, seed, prompt)
+                loop = replace(loop, window=window_of(given))
                 prompt = loop.prompt
                 logits = worker.generate(files, loop, kernels)
             tokens = logits.argmax(axis=-1).tolist()

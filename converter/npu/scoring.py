@@ -15,7 +15,7 @@ import numpy as np
 
 from edge_opt.base.atomic import AnyPath
 from edge_opt.comparison.findings import name_of
-from edge_opt.comparison.generate import find_parts, open_parts, plan_loop
+from edge_opt.comparison.generate import find_parts, open_parts, plan_loop, window_of
 from edge_opt.ir import load
 from edge_opt.npu.compiler import Compiler, CompilerFailedError, Emulation
 from edge_opt.npu.vendors import backend_of
@@ -58,10 +58,11 @@ def read(
     with ExitStack() as stack:
         worker = stack.enter_context(Worker())
         files, described = stack.enter_context(open_parts(find_parts(bundle)))
+        window = window_of(bundle)
         loops: list[Loop] = []
         for text in texts:
             loop = plan_loop(title, described, len(text.scored), 0, (text.before,))
-            loops.append(replace(loop, follow=text.scored))
+            loops.append(replace(loop, follow=text.scored, window=window))
         if compiler is None:
             return [loop.logits.reals(worker.generate(files, loop)[:, 0]) for loop in loops]
         emulating = backend_of(compiler.chip).emulating

@@ -35,7 +35,8 @@ class Loop:
 
     The prefill takes all of the prompt except its last token, `rows` tokens at a time; decoding begins with the last.
     The tokens `follow`, if any, are read after the prompt instead of the generated ones. `past`: the number of columns
-    of a mask, by its name, that stand for the cache, if others stand for the new tokens.
+    of a mask, by its name, that stand for the cache, if others stand for the new tokens. `window`: the positions that
+    sliding layers see, or 0 if unknown.
     """
 
     prefill: tuple[Call, ...]
@@ -46,6 +47,7 @@ class Loop:
     logits: TensorInfo
     follow: tuple[int, ...] = ()
     past: Mapping[str, int] = field(default_factory=dict)
+    window: int = 0
 
 
 def run(loop: Loop, invoke: Invoke) -> Array:
@@ -60,7 +62,9 @@ def run(loop: Loop, invoke: Invoke) -> Array:
                 if info.name in values:
                     inputs[info.name] = converted(*values[info.name], info)
                 else:
-                    inputs[info.name] = basic_input(info, tokens, start, valid, loop.past)
+                    inputs[info.name] = basic_input(
+                        info, tokens, start, valid, loop.past, loop.window
+                    )
             outputs = invoke(call, inputs)
             for info in call.signature.outputs:
                 values[info.name] = (outputs[info.name], info)
@@ -89,9 +93,9 @@ def is_basic(info: TensorInfo) -> bool:
 
 
 def basic_input(
-    info: TensorInfo, tokens: Array, start: int, valid: int, past: Mapping[str, int]
+    info: TensorInfo, tokens: Array, start: int, valid: int, past: Mapping[str, int], window: int
 ) -> Array:
-    """Tokens, positions, a causal mask over the whole cache, or an empty cache.
+    """Tokens, positions, a causal mask over the whole cache or a window, or an empty cache.
 
     `tokens` are the new tokens by batch row, `valid` of which are not padding; `start` is the position of the first.
     """
@@ -109,9 +113,10 @@ def basic_input(
     if role in {"position", "mask"}:
         cache = past.get(info.name, 0)
         # A shorter cache is a ring, as long as the window or longer.
-        window = cache if cache < max(past.values(), default=0) else 0
+        slides = "local" in info.name or cache < max(past.values(), default=0)
+        seen = (window or cache) if slides else 0
         masked, opened = _entries(info)
-        planned = InputPlan(role, masked, opened, info=info, start=start, past=cache, window=window)
+        planned = InputPlan(role, masked, opened, info=info, start=start, past=cache, window=seen)
         return array_of(planned).copy()
     empty = np.zeros(info.shape, np.float32)
     return converted(empty, replace(info, dtype="float32", scales=()), info)
