@@ -8,6 +8,7 @@ tensor and its quantized counterpart.
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, NamedTuple
@@ -87,8 +88,10 @@ Planned = tuple[str | None, Sequence[InputPlan]]
 class _Scene(NamedTuple):
     """How masks, positions and caches of one signature fit together.
 
-    The widest mask has `past` columns for the cache, then `new` ones for the new tokens, the first of which is at
-    position `start`. A mask over a shorter ring buffer has fewer columns for the cache.
+        the widest mask, `[.., new, past + new]`:   [columns of the cache, `past`][columns of new tokens, `new`]
+        positions of the new tokens:                start, start + 1, ...
+
+    The cache holds the positions before `start`. A mask over a shorter ring buffer has fewer columns for it.
     """
 
     past: int
@@ -119,21 +122,21 @@ def plan(
     plans: list[InputPlan] = []
     for info, hint in zip(signature.inputs, hints, strict=True):
         variant = run % _kinds(info, hint.role)
-        facts = {**asdict(hint), "variant": variant}
+        planned = InputPlan(**asdict(hint), info=info, start=scene.start, variant=variant)
         if further and info.is_float:
-            facts |= {"role": "integer", "variant": _SHORTER + run % 2}
+            planned = replace(planned, role="integer", variant=_SHORTER + run % 2)
         elif _has_no_role(info, hint.role):
-            facts |= _unknown(info)
+            planned = _by_readers(planned)
         elif hint.role == "token":
-            facts["limit"] = tokens
+            planned = replace(planned, limit=tokens)
         elif hint.role == "mask":
-            facts |= _of_mask(info, scene, run)
+            planned = _with_scene(planned, scene, run)
         # Some runs change the numbers that an earlier one drew: to the opposite of 0 and 1, or to the next row.
         drawn = run
-        if facts["role"] != "integer" or variant == 1:
+        if planned.role != "integer" or variant == 1:
             drawn -= variant
         stream = noise.seed_of(seed, f"{signature.name}/{drawn}/{_stream(info, hint.role)}")
-        plans.append(InputPlan(info=info, stream=stream, start=scene.start, **facts))
+        plans.append(replace(planned, stream=stream))
     return tuple(plans)
 
 
@@ -144,15 +147,17 @@ def _stream(info: TensorInfo, role: Role) -> str:
     return info.name
 
 
-def _of_mask(info: TensorInfo, scene: _Scene, run: int) -> dict[str, int]:
-    """Facts about a mask from its width and its name."""
+def _with_scene(planned: InputPlan, scene: _Scene, run: int) -> InputPlan:
+    """The plan of a mask, from its width and its name."""
+    info = planned.info
     width = info.shape[-1] if info.shape else 1
     is_sliding = "local" in info.name or "sliding" in info.name
-    return {
-        "past": max(width - scene.new, 0) if scene.past else 0,
-        "window": min(_WINDOW, max(width // 4, 1)) if is_sliding else 0,
-        "padding": min(scene.start // 4 + 1, width // 4) if run else 0,
-    }
+    return replace(
+        planned,
+        past=max(width - scene.new, 0) if scene.past else 0,
+        window=min(_WINDOW, max(width // 4, 1)) if is_sliding else 0,
+        padding=min(scene.start // 4 + 1, width // 4) if run else 0,
+    )
 
 
 def _unnamed(info: TensorInfo) -> Role:
@@ -166,14 +171,15 @@ def _has_no_role(info: TensorInfo, role: Role) -> bool:
     return info.is_plain_integer and (role == "data" or is_row)
 
 
-def _unknown(info: TensorInfo) -> dict[str, Any]:
-    """Facts about an integer from what its readers accept."""
+def _by_readers(planned: InputPlan) -> InputPlan:
+    """The plan of an integer, from the numbers that its readers accept."""
+    info = planned.info
     if info.accepts == 0:
-        return {"role": "integer", "limit": max(info.entries, 2)}
+        return replace(planned, role="integer", limit=max(info.entries, 2))
     limit = info.accepts
     if limit is None and role_of(info) == "token":
         limit = info.entries
-    return {"role": "index", "limit": limit} if limit else {}
+    return replace(planned, role="index", limit=limit) if limit else planned
 
 
 def _kinds(info: TensorInfo, role: Role) -> int:
@@ -191,7 +197,8 @@ def _kinds(info: TensorInfo, role: Role) -> int:
 def runs_for(signature: SignatureInfo) -> tuple[int, int]:
     """The numbers of ordinary and of further runs that a comparison needs."""
     ordinary = [_kinds(info, role_of(info)) for info in signature.inputs]
-    return max(ordinary, default=1), max(map(_further_kinds, signature.inputs), default=0)
+    further = map(_further_kinds, signature.inputs)
+    return max(ordinary, default=1), max(further, default=0)
 
 
 def _further_kinds(info: TensorInfo) -> int:
@@ -224,9 +231,12 @@ def integer_remarks(signature: SignatureInfo) -> Iterator[str]:
 
 def _scene(signature: SignatureInfo, roles: Sequence[Role], seed: int, run: int) -> _Scene:
     """The scene of one run: its position is drawn from those that leave room for the new tokens."""
-    positions = _with_role("position", signature, roles)
-    caches = _with_role("cache", signature, roles)
-    masks = _mask_shapes(signature, roles)
+    by_role = defaultdict[Role, list[TensorInfo]](list)
+    for info, role in zip(signature.inputs, roles, strict=True):
+        by_role[role].append(info)
+    positions = by_role["position"]
+    caches = by_role["cache"]
+    masks = _mask_shapes(by_role["mask"], signature.outputs)
     lengths = [info.shape[-1] for info in positions if info.shape]
     new = max([shape[-2] for shape in masks] + lengths, default=1)
     width = max((shape[-1] for shape in masks), default=0)
@@ -255,14 +265,12 @@ def _scene(signature: SignatureInfo, roles: Sequence[Role], seed: int, run: int)
     return _Scene(past, width - past, min(start, last))
 
 
-def _with_role(role: Role, signature: SignatureInfo, roles: Sequence[Role]) -> list[TensorInfo]:
-    return [info for info, own in zip(signature.inputs, roles, strict=True) if own == role]
-
-
-def _mask_shapes(signature: SignatureInfo, roles: Sequence[Role]) -> list[tuple[int, ...]]:
+def _mask_shapes(
+    inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo]
+) -> list[tuple[int, ...]]:
     """The shapes of masks with a row for each new token, also of those that the signature computes."""
-    shapes = [info.shape for info in _with_role("mask", signature, roles)]
-    shapes += [info.shape for info in signature.outputs if "mask" in info.name]
+    computed = [info for info in outputs if "mask" in info.name]
+    shapes = [info.shape for info in (*inputs, *computed)]
     return [shape for shape in shapes if len(shape) > 2 or (len(shape) == 2 and shape[0] > 1)]
 
 
