@@ -329,43 +329,43 @@ def converted(array: NDArray[Any], source: TensorInfo, target: TensorInfo) -> ND
 
 def _mask(planned: InputPlan) -> NDArray[np.float32]:
     """Causal over the new tokens, open over the filled part of the cache; one-row masks of rank 2 are padding."""
-    shape = planned.info.shape
+    info = planned.info
+    shape = info.shape
     rows, width = (1, 1, *shape)[-2:]
-    is_float = np.dtype(planned.info.dtype).kind == "f"
-    if len(shape) < 3 and rows == 1 and not is_float:
+    if len(shape) < 3 and rows == 1 and not info.is_float:
         hidden = width // 4 if planned.padding else 0
         visible = np.arange(width)[np.newaxis, :] < max(width - hidden, 1)
     else:
         visible = _visible(planned, rows, width)
-    masked = 0.0
-    opened = 1.0
-    if is_float or planned.info.quantized:  # the mask is added
-        masked = _MASKED
-        opened = 0.0
-    if planned.masked is not None:
-        masked = planned.masked
-    if planned.opened is not None:
-        opened = planned.opened
+    is_added = info.is_float or info.quantized
+    masked = planned.masked
+    if masked is None:
+        masked = _MASKED if is_added else 0.0
+    opened = planned.opened
+    if opened is None:
+        opened = 0.0 if is_added else 1.0
     values = np.where(visible, np.float32(opened), np.float32(masked))
     return values.reshape(shape) if len(shape) < 3 else np.broadcast_to(values, shape)
 
 
 def _visible(planned: InputPlan, rows: int, width: int) -> NDArray[np.bool_]:
-    """The entries that each row of a causal mask sees, `[rows, width]`: no later ones, no padding, none too old."""
+    """The entries that each row of a causal mask sees, `[rows, width]`: no later ones, no padding, none too old.
+
+    Columns [0, past) are the cache; each holds the last position before `start` that was stored in it: in a whole cache
+    its own index, in a ring buffer maybe a later one. The other columns are the new tokens.
+    """
     past = planned.past
     start = planned.start
     column = np.arange(width)[np.newaxis, :]
-    row = np.arange(rows)[:, np.newaxis]
+    held = column
     if past:
-        # Columns [0, past) are the cache; each holds the last position before `start` that was stored in it: in a
-        # whole cache its own index, in a ring buffer maybe a later one. The other columns are the new tokens.
         cached = start - 1 - (start - 1 - column) % past
-        column = np.where(column < past, cached, column - past + start)
-    row = row % max(width - past, 1) + (start if width > rows else 0)
-    is_padding = column < planned.padding
-    is_in_window = column > row - (planned.window or math.inf)
-    visible = (column < row) & ~is_padding | (column == row)
-    return np.asarray(visible & is_in_window)
+        held = np.where(column < past, cached, column - past + start)
+    new = np.arange(rows)[:, np.newaxis] % max(width - past, 1)
+    own = new + start if width > rows else new
+    is_earlier = (held < own) & (held >= planned.padding)
+    is_in_window = held > own - (planned.window or math.inf)
+    return np.asarray((is_earlier | (held == own)) & is_in_window)
 
 
 def _data(planned: InputPlan) -> NDArray[Any]:
