@@ -304,20 +304,29 @@ def array_of(planned: InputPlan) -> NDArray[Any]:
         if dtype.kind == "c":
             why = "its numbers are complex"
         raise DeclinedError(f"edge-opt draws no numbers for input '{info.name}': {why}")
+    values: NDArray[Any]
     if planned.role == "mask":
-        return _encode(_mask(planned), info)
-    if planned.role == "position":
+        values = _mask(planned)
+    elif planned.role == "position":
         shape = info.shape or (1,)
-        values = planned.start + np.arange(shape[-1], dtype=np.float32)
-        return _encode(np.broadcast_to(values, shape).reshape(info.shape), info)
-    if planned.role == "rotary":
+        row = planned.start + np.arange(shape[-1], dtype=np.float32)
+        values = np.broadcast_to(row, shape)
+    elif planned.role == "rotary":
         cosine, sine = noise.circle(planned.stream, info.elements)
         values = sine if "sin" in info.name.lower() else cosine
-        return _encode(values.reshape(info.shape), info)
-    is_plain = dtype.kind in "iub" or planned.role == "integer"
-    if (is_plain and not info.quantized) or planned.role in {"token", "index"}:
-        return _encode(_integers(planned), info)
-    return _data(planned)
+    elif _is_whole(planned):
+        values = _integers(planned)
+    else:
+        return _data(planned)
+    return _encode(values.reshape(info.shape), info)
+
+
+def _is_whole(planned: InputPlan) -> bool:
+    """True if whole numbers are drawn."""
+    if planned.role in {"token", "index"}:
+        return True
+    is_plain = np.dtype(planned.info.dtype).kind in "iub" or planned.role == "integer"
+    return is_plain and not planned.info.quantized
 
 
 def converted(array: NDArray[Any], source: TensorInfo, target: TensorInfo) -> NDArray[Any]:
@@ -345,7 +354,7 @@ def _mask(planned: InputPlan) -> NDArray[np.float32]:
     if opened is None:
         opened = 0.0 if is_added else 1.0
     values = np.where(visible, np.float32(opened), np.float32(masked))
-    return values.reshape(shape) if len(shape) < 3 else np.broadcast_to(values, shape)
+    return values if len(shape) < 3 else np.broadcast_to(values, shape)
 
 
 def _visible(planned: InputPlan, rows: int, width: int) -> NDArray[np.bool_]:
@@ -387,16 +396,15 @@ def _data(planned: InputPlan) -> NDArray[Any]:
 
 def _integers(planned: InputPlan) -> NDArray[np.int64]:
     """Tokens and indices in their range, any integers, or 0 and 1 for inputs that may steer something."""
-    info = planned.info
     low = 0
     high = 2
     if planned.role == "integer":
-        return _wide(planned).reshape(info.shape)
+        return _wide(planned)
     if planned.role in {"token", "index"}:
         low = int(planned.role == "token")  # 0 often stands for padding
         high = max(planned.limit, low + 1)
-    drawn = noise.integers(planned.stream, info.elements, 0, high - low)
-    return ((drawn + planned.variant) % (high - low) + low).reshape(info.shape)
+    drawn = noise.integers(planned.stream, planned.info.elements, 0, high - low)
+    return (drawn + planned.variant) % (high - low) + low
 
 
 def _wide(planned: InputPlan) -> NDArray[np.int64]:
