@@ -169,7 +169,7 @@ class _Pair:
                     f"after: output '{info.tensor}' has shape {new.shape}, not {old.shape}"
                 )
             own = new if clipped is None else new.clip(*clipped)
-            yield measure(old, own, quantized_a=info, quantized_b=info, tolerance=tolerance)
+            yield measure(old, own, (info, info), tolerance=tolerance)
 
     def ordinary_runs(self) -> Iterator[tuple[list[InputPlan], list[Array]]]:
         """The inputs of each run: one run per scale of quantized operands, or enough to cover every value."""
