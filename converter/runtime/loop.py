@@ -58,7 +58,8 @@ def run(loop: Loop, invoke: Invoke) -> Array:
             inputs: Arrays = {}
             for info in call.signature.inputs:
                 if info.name in values:
-                    inputs[info.name] = converted(*values[info.name], info)
+                    value, made_as = values[info.name]
+                    inputs[info.name] = converted(value, made_as, info)
                 else:
                     inputs[info.name] = basic_input(info, tokens, start, valid, loop.past)
             outputs = invoke(call, inputs)
@@ -68,9 +69,10 @@ def run(loop: Loop, invoke: Invoke) -> Array:
     prompt = np.array(loop.prompt, np.int64)
     filled = prompt.shape[1] - 1
     for start in range(0, filled, loop.rows):
-        chunk = prompt[:, start : min(start + loop.rows, filled)]
-        valid = chunk.shape[1]
-        step(loop.prefill, np.pad(chunk, ((0, 0), (0, loop.rows - valid))), start, valid)
+        valid = min(loop.rows, filled - start)
+        chunk = np.zeros((len(prompt), loop.rows), np.int64)
+        chunk[:, :valid] = prompt[:, start : start + valid]
+        step(loop.prefill, chunk, start, valid)
     steps: list[Array] = []
     current = prompt[:, -1:]
     for place in range(loop.count):
