@@ -77,12 +77,14 @@ class Session:
 
     def __init__(self, model: Path | bytes, kernels: Kernels = "xnnpack", where: str = "") -> None:
         self._where = where
-        source = (
-            {"model_content": model} if isinstance(model, bytes) else {"model_path": str(model)}
-        )
+        options = {"experimental_op_resolver_type": _RESOLVERS[kernels]}
+        if isinstance(model, bytes):
+            options["model_content"] = model
+        else:
+            options["model_path"] = str(model)
         with _refusals(where):
-            interpreter = Interpreter(**source, experimental_op_resolver_type=_RESOLVERS[kernels])
-            keys = list(interpreter.get_signature_list())
+            interpreter = Interpreter(**options)
+            keys = interpreter.get_signature_list()
             self._runners = {key: interpreter.get_signature_runner(key) for key in keys}
             self._runners = self._runners or {MAIN: _Main(interpreter)}
 
@@ -98,15 +100,17 @@ class Session:
             DeclinedError: the runtime cannot run the signature, or the model does not have it.
         """
         names = list(self._runners)
-        if signature not in names and (signature or len(names) > 1):
+        where = self._where
+        if signature is None and len(names) == 1:
+            signature = names[0]
+        elif where:
+            where += f", signature '{signature}'"
+        if signature not in names:
             raise DeclinedError(
                 f"no signature '{signature}', there is {', '.join(map(repr, names))}"
             )
-        where = (
-            f"{self._where}, signature '{signature}'" if self._where and signature else self._where
-        )
         with _refusals(where):
-            results = dict(self._runners[signature or names[0]](**values))
+            results = dict(self._runners[signature](**values))
         check_types(results)
         return results
 
