@@ -149,10 +149,21 @@ def test_a_stage_spares_memory_only_if_it_needs_more_than_is_free(
     assert spares == [gigabytes == 1]
 
 
-def test_memory_is_free_up_to_the_limit_of_a_container(monkeypatch: Patch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("folder", "limit", "used"), [("", "max", "anon"), ("memory", "limit_in_bytes", "total_rss")]
+)
+def test_memory_is_free_up_to_what_the_limit_of_a_container_leaves(
+    monkeypatch: Patch, tmp_path: Path, folder: str, limit: str, used: str
+) -> None:
     monkeypatch.setattr(processes, "_CONTROL_GROUPS", tmp_path)
     unlimited = processes.free_memory()
-    (tmp_path / "memory.max").write_text("max\n", encoding="ascii")
+    group = tmp_path / folder
+    group.mkdir(exist_ok=True)
+    (group / "memory.stat").write_text(f"cache 7\n{used} 300000\n", encoding="ascii")
+    limits = group / f"memory.{limit}"
+    limits.write_text("max\n", encoding="ascii")
     assert abs(processes.free_memory() - unlimited) < unlimited / 4
-    (tmp_path / "memory.max").write_text("1000000\n", encoding="ascii")
-    assert processes.free_memory() == 1000000
+    limits.write_text("1000000\n", encoding="ascii")
+    assert processes.free_memory() == 700000
+    limits.write_text("200000\n", encoding="ascii")
+    assert processes.free_memory() == 0

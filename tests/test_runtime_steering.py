@@ -326,6 +326,21 @@ def test_further_runs_count_only_if_ordinary_ones_are_bit_identical() -> None:
     assert output.elements == 4 * (1 + VARIANTS)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "cut", "end", "near"),
+    [("int8", "MINIMUM", 127, 126), ("int16", "MAXIMUM", -32768, -32767)],
+)
+def test_further_runs_have_the_ends_of_a_quantized_range(
+    dtype: str, cut: str, end: int, near: int
+) -> None:
+    text = f"""subgraph main (%x: {dtype}[4,1024] q(0.1, 0)) {{
+      %y: {dtype}[4,1024] q(0.1, 0) = {cut}(%x, {dtype}[]{{CODE}} q(0.1, 0))
+      return %y
+    }}"""
+    one, other = (models.written(text.replace("CODE", str(code))) for code in (end, near))
+    assert not compare(one, other)
+
+
 def test_the_report_says_how_few_rows_of_a_large_table_each_run_reads() -> None:
     one = models.written(
         f"subgraph main (%i: int32[3]) {{ %y: float32[3,2] = EMBEDDING_LOOKUP(%i, {TABLE}) return %y }}"

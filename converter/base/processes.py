@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +21,11 @@ from edge_opt.base.words import signal_name
 _COUNTERS = Path("/proc/vmstat")
 _MEMORY_INFO = Path("/proc/meminfo")
 _CONTROL_GROUPS = Path("/sys/fs/cgroup")
-_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")  # of a container, in both versions
+_CONTAINERS = (
+    ("memory.max", "memory.stat", "anon"),
+    ("memory/memory.limit_in_bytes", "memory/memory.stat", "total_rss"),
+)
+"""Of both versions of control groups: the file of the limit, that of figures, and the figure of used memory."""
 
 # Asks Linux for a SIGKILL when the parent ends, then executes the program under the same process id.
 _LAUNCHER = """
@@ -102,30 +107,34 @@ def killed_by(status: int) -> str:
 def ended_for_memory() -> int:
     """How many processes Linux has ended since it started because memory ran out; 0 on other systems."""
     with suppress(OSError):
-        for line in _COUNTERS.read_text(encoding="ascii").splitlines():
-            name, _, count = line.partition(" ")
-            if name == "oom_kill":
-                return int(count)
+        return _figures(_COUNTERS)["oom_kill"]
     return 0
 
 
 def free_memory() -> int:
     """Bytes of memory and swap that can be used; without Linux's figures, all memory of the machine.
 
-    At most the limit of the container.
+    At most what the limit of the container leaves.
     """
     free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with suppress(OSError):
-        kibibytes = 0
-        for line in _MEMORY_INFO.read_text(encoding="ascii").splitlines():
-            name, count, *_ = line.split()
-            if name in {"MemAvailable:", "SwapFree:"}:
-                kibibytes += int(count)
-        free = 1024 * kibibytes
-    for name in _LIMITS:
-        with suppress(OSError, ValueError):  # "max" if there is none
-            free = min(free, int((_CONTROL_GROUPS / name).read_text(encoding="ascii")))
+        figures = _figures(_MEMORY_INFO)
+        free = 1024 * (figures["MemAvailable:"] + figures["SwapFree:"])
+    for limit_file, figures_file, used in _CONTAINERS:
+        with suppress(OSError, ValueError):  # "max" if there is no limit
+            limit_of_container = int((_CONTROL_GROUPS / limit_file).read_text(encoding="ascii"))
+            figures = _figures(_CONTROL_GROUPS / figures_file)
+            free = min(free, max(limit_of_container - figures[used], 0))
     return free
+
+
+def _figures(path: Path) -> Counter[str]:
+    """The numbers of a file of Linux with a name and a number in each line; 0 for other names."""
+    figures: Counter[str] = Counter()
+    for line in path.read_text(encoding="ascii").splitlines():
+        name, count, *_ = line.split()
+        figures[name] = int(count)
+    return figures
 
 
 def begin_child() -> list[str]:

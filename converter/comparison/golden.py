@@ -39,7 +39,7 @@ from edge_opt.runtime.protocol import KINDS, Array
 from edge_opt.runtime.runner import Worker
 from edge_opt.runtime.tensors import SignatureInfo, TensorInfo
 
-_KIND: list[str | int] = ["edge-opt golden", 6, noise.GENERATOR_VERSION]
+_KIND: list[str | int] = ["edge-opt golden", 7, noise.GENERATOR_VERSION]
 _BUDGET = 640 << 10
 _MAX_FILE = 16 << 20
 _MAX_UNPACKED = 64 << 20

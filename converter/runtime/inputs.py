@@ -30,7 +30,7 @@ VARIANTS = 6
 
     0, 1    0 and 1, then the opposite
     2, 3    all bits
-    4, 5    4 to 14 bits; these are also the large floats of further runs
+    4, 5    4 to 14 bits; these are also the large floats of further runs, where quantized inputs get any codes
     6, ..   the numbers `near` constants that it is compared with, if there are any
 """
 _WHOLE = 2
@@ -123,7 +123,7 @@ def plan(
     for info, hint in zip(signature.inputs, hints, strict=True):
         variant = run % _kinds(info, hint.role)
         planned = InputPlan(**asdict(hint), info=info, start=scene.start, variant=variant)
-        if further and info.is_float:
+        if further and (info.is_float or info.quantized):
             planned = replace(planned, role="integer", variant=_SHORTER + run % 2)
         elif _has_no_role(info, hint.role):
             planned = _by_readers(planned)
@@ -203,7 +203,7 @@ def runs_for(signature: SignatureInfo) -> tuple[int, int]:
 
 def _further_kinds(info: TensorInfo) -> int:
     """The number of further runs in which an input differs in kind; 0 if ordinary ones show all that it may be."""
-    if info.is_float:
+    if info.is_float or info.quantized:
         return 2 if info.elements == 1 else 1  # a single number is of either sign
     role = role_of(info)
     if role == _unnamed(info) or _has_no_role(info, role):
@@ -383,6 +383,8 @@ def _data(planned: InputPlan) -> NDArray[Any]:
     middle = 0.0
     width = 1.0
     if info.quantized:
+        if planned.role == "integer":
+            return _any_codes(planned)
         limits = np.iinfo(info.dtype)
         low, high = info.reals(np.array([limits.min, limits.max]))
         middle = (low + high) / 2
@@ -392,6 +394,17 @@ def _data(planned: InputPlan) -> NDArray[Any]:
         reals = np.asarray((middle + width * values) * planned.spread, np.float32)
         pieces.append(_encode(reals, info))
     return np.concatenate(pieces).reshape(info.shape)
+
+
+def _any_codes(planned: InputPlan) -> NDArray[Any]:
+    """Any codes of a quantized tensor, one in eighteen of them the lowest, as many the highest."""
+    info = planned.info
+    limits = np.iinfo(info.dtype)
+    low = int(limits.min)
+    high = int(limits.max)
+    beyond = (high - low) // 16
+    drawn = noise.integers(planned.stream, info.elements, low - beyond, high + beyond)
+    return drawn.clip(low, high).astype(info.dtype).reshape(info.shape)
 
 
 def _integers(planned: InputPlan) -> NDArray[np.int64]:
