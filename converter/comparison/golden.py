@@ -180,7 +180,7 @@ def record(
         for session in sessions(pairs):
             results = worker.run_calls(file, session.calls(seed)[0])
             for name in session.pairs:
-                for call, arrays in enumerate(session.of(name, results)):
+                for call, arrays in enumerate(session.outputs_of(name, results)):
                     for info in described[name].outputs:
                         array = arrays[info.name]
                         golden.outputs.append(_Output.of(array, info))
@@ -239,7 +239,7 @@ def check(model: ModelLike, path: AnyPath) -> ComparisonReport:
                 outputs: list[OutputComparison] = []
                 for before, now in pair.outputs:
                     runs: list[tuple[_Recorded, Array]] = []
-                    for call, arrays in enumerate(session.of(name, results)):
+                    for call, arrays in enumerate(session.outputs_of(name, results)):
                         runs.append((kept[name, call, before.name], arrays[now.name]))
                     outputs.append(_output(golden, name, (before, now), runs, ordinary))
                 differs = pair.reason or pair.differs

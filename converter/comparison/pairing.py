@@ -3,6 +3,7 @@
 The caller runs the models, on the CPU or in an emulator. Only the outputs of one signature are kept at a time.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,8 +23,7 @@ from edge_opt.comparison.findings import (
 from edge_opt.ir import Model, load
 from edge_opt.ir.opening import ModelLike, Opened
 from edge_opt.runtime.description import describe
-from edge_opt.runtime.inputs import InputPlan, Planned, integer_remarks, plan, runs_for
-from edge_opt.runtime.inputs import pair as twins
+from edge_opt.runtime.inputs import InputPlan, Planned, integer_remarks, plan, runs_for, twins
 from edge_opt.runtime.metrics import Tolerance, are_logits
 from edge_opt.runtime.protocol import Array, Arrays
 from edge_opt.runtime.runner import Worker
@@ -68,7 +68,8 @@ class Pair:
         either = a or b
         assert either is not None, "the signature is of one of the models"
         if a is None or b is None:
-            return cls(either, reason=f"only in {names[a is None]}")
+            side = 0 if b is None else 1
+            return cls(either, reason=f"only in {names[side]}")
         by_place = a.positional and b.positional
         inputs, alone = _matched(a.inputs, b.inputs, names, by_place=by_place)
         if alone:
@@ -101,13 +102,15 @@ class Pair:
         """Plan the inputs of one run for each model, with the same real numbers."""
         ours: list[InputPlan] = []
         theirs: list[InputPlan] = []
-        planned = plan(self.signature, seed=seed, run=run, further=further)
-        for one, info in zip(planned, self.inputs, strict=True):
-            both = (one, replace(one, source=one.info, info=info))
-            if not self.recorded:
-                both = twins(one, info)
-            ours.append(both[0])
-            theirs.append(both[1])
+        plans = plan(self.signature, seed=seed, run=run, further=further)
+        for planned, info in zip(plans, self.inputs, strict=True):
+            if self.recorded:
+                one = planned
+                other = replace(planned, source=planned.info, info=info)
+            else:
+                one, other = twins(planned, info)
+            ours.append(one)
+            theirs.append(other)
         return ours, theirs
 
 
@@ -189,7 +192,9 @@ def orders(signatures: Sequence[SignatureInfo]) -> list[list[Turn]]:
     if stateful:
         # One cycle calls each signature once after every one of them.
         cycle = _each_after_each(stateful)
-        found.append(_turns(cycle, -(-_LEAST_CALLS // len(stateful)), -(-most // len(stateful))))
+        cycles = math.ceil(_LEAST_CALLS / len(stateful))
+        further_cycles = math.ceil(most / len(stateful))
+        found.append(_turns(cycle, cycles, further_cycles))
     return found
 
 
@@ -237,7 +242,7 @@ class Session:
             what = "results may depend on earlier calls or on random numbers"
             yield f"{what}; run in one session, {often}: {', '.join(stateful)}"
 
-    def of(self, name: str, outputs: Sequence[Arrays]) -> list[Arrays]:
+    def outputs_of(self, name: str, outputs: Sequence[Arrays]) -> list[Arrays]:
         """The outputs of one signature's calls, from those of all calls."""
         calls = zip(self.order, outputs, strict=True)
         return [arrays for turn, arrays in calls if turn.name == name]

@@ -274,7 +274,7 @@ def _mask_shapes(
     return [shape for shape in shapes if len(shape) > 2 or (len(shape) == 2 and shape[0] > 1)]
 
 
-def pair(planned: InputPlan, other: TensorInfo) -> tuple[InputPlan, InputPlan]:
+def twins(planned: InputPlan, other: TensorInfo) -> tuple[InputPlan, InputPlan]:
     """Plans for this input and its counterpart in another model, with the same real numbers.
 
     If one of the two is quantized, both use its range: values that it cannot represent would not be a fair comparison.
