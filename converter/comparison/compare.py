@@ -6,10 +6,10 @@ On a difference, find the first tensor that differs. At most one model is loaded
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -196,8 +196,7 @@ def _form(tensor: Tensor) -> Hashable:
     return tensor.shape, tensor.shape_signature, tensor.dtype
 
 
-@dataclass(frozen=True, slots=True)
-class _Search:
+class _Search(NamedTuple):
     """Looks for the first difference in the signature `name`, which runs alone in the `session`.
 
     `shared` has the tensors of both sides in execution order, the output last; a place is an index into it. Side 0 is

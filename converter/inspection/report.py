@@ -146,7 +146,7 @@ def check_report_path(
     if Path(path).suffix.lower() not in FORMATS:
         raise UsageError(f"report {path}: the ending must be one of {', '.join(FORMATS)}")
     target = resolve_target(path, overwrite=overwrite)
-    if target in [Path(other).resolve() for other in filter(None, others)]:
+    if target in [Path(other).resolve() for other in others if other is not None]:
         raise UsageError(
             f"report {path} is a file that this run reads or writes: give another name"
         )

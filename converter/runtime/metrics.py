@@ -231,7 +231,7 @@ def _of_rows(a: Array, b: Array, infos: Infos) -> tuple[float, float]:
     rows, width = a.shape
     step = max(_PIECE // width, 1)
     divergence = 0.0
-    agreeing = 0
+    agreeing = np.int64(0)
     for begin in range(0, rows, step):
         one = infos[0].reals(a[begin : begin + step])
         other = infos[1].reals(b[begin : begin + step])
@@ -239,8 +239,8 @@ def _of_rows(a: Array, b: Array, infos: Infos) -> tuple[float, float]:
         log_one = log_softmax(one[finite])
         log_other = log_softmax(other[finite])
         divergence += float((np.exp(log_one) * (log_one - log_other)).sum())
-        agreeing += np.count_nonzero(one.argmax(axis=1) == other.argmax(axis=1))
-    return max(divergence / rows, 0.0), agreeing / rows
+        agreeing += (one.argmax(axis=1) == other.argmax(axis=1)).sum()
+    return max(divergence / rows, 0.0), float(agreeing / rows)
 
 
 def log_softmax(rows: Floats) -> Floats:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -23,16 +23,15 @@ from edge_opt.runtime.tensors import TensorInfo
 ANY = 0
 """Stands for every number of the type, in place of a limit."""
 
-# Elementwise operators whose kernels take any integer. Floats, booleans and quantized numbers may be any everywhere.
-_ANY_INTEGER = frozenset({
-    "ABS", "ADD", "ADD_N", "BITWISE_XOR", "CAST", "EQUAL", "GREATER", "GREATER_EQUAL", "LESS",
-    "LESS_EQUAL", "MAXIMUM", "MINIMUM", "MUL", "NEG", "NOT_EQUAL", "RELU", "SELECT", "SELECT_V2",
-    "SIGN", "SQUARE", "SQUARED_DIFFERENCE", "SUB",
-})  # fmt: skip
-_DIVISIONS = frozenset({"DIV", "FLOOR_DIV", "FLOOR_MOD", "RIGHT_SHIFT"})
 _COMPARISONS = frozenset({
     "EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL", "MAXIMUM", "MINIMUM", "NOT_EQUAL",
 })  # fmt: skip
+# Elementwise operators whose kernels take any integer. Floats, booleans and quantized numbers may be any everywhere.
+_ANY_INTEGER = _COMPARISONS | {
+    "ABS", "ADD", "ADD_N", "BITWISE_XOR", "CAST", "MUL", "NEG", "RELU", "SELECT", "SELECT_V2",
+    "SIGN", "SQUARE", "SQUARED_DIFFERENCE", "SUB",
+}  # fmt: skip
+_DIVISIONS = frozenset({"DIV", "FLOOR_DIV", "FLOOR_MOD", "RIGHT_SHIFT"})
 _ANY_DATA = operators_that(
     Effect.ALONG_ROWS, Effect.CUTTING, Effect.JOINING, Effect.PADDING, Effect.PRODUCT, Effect.REARRANGING,
     Effect.REDUCTION, Effect.REPEATING,
@@ -55,8 +54,7 @@ How = Literal["same", "changed", "decided"]
 """How the input's values arrive: unchanged, as other numbers, or as the result of a comparison."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Reached:
+class _Reached(NamedTuple):
     """A tensor that the input's values reach, how, and the `element` of it that they are; None if several are."""
 
     tensor: Tensor
@@ -64,8 +62,7 @@ class _Reached:
     element: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Limit:
+class _Limit(NamedTuple):
     """A steering operand accepts 0 to `end` - 1 (0: the end is unknown), or with `clamps` any, as one of these."""
 
     end: int
@@ -119,7 +116,7 @@ class Steering:
             if reached.tensor in self._conditions:
                 uses.unknown.add(reached.how)
             for other in self._passed.get(reached.tensor, ()):
-                yield replace(reached, tensor=other)
+                yield reached._replace(tensor=other)
             for operator in reached.tensor.consumers:
                 for place in self._places(operator)[reached.tensor]:
                     yield from uses.follow(operator, place, reached)
@@ -157,26 +154,20 @@ class _Uses:
 
     def follow(self, operator: Operator, place: int, reached: _Reached) -> Iterator[_Reached]:
         """Note one operand, and yield the results that depend on its numbers if these may be any."""
+        how = reached.how
         limit = _limit(operator, place, reached.element)
-        if limit is not None:
-            self._end(reached.how, operator, place, limit)
-        elif not _takes_any(operator, place):
-            self.unknown.add(reached.how)
-        else:
+        if limit is None and _takes_any(operator, place):
             self.computed |= operator.name not in _MOVES
-            if reached.how == "same" and operator.name in _COMPARISONS:
+            if how == "same" and operator.name in _COMPARISONS:
                 self._compare(operator.input(1 - place))
             yield from _results(operator, place, reached)
-
-    def _end(self, how: How, operator: Operator, place: int, limit: _Limit) -> None:
-        """Note an operand that steers."""
-        if how == "same":
+        elif limit is None:
+            self.unknown.add(how)
+        elif how == "same":
             self.ends[operator, place] = limit
-        elif limit.clamps:
-            return
-        elif how == "changed":
+        elif how == "changed" and not limit.clamps:
             self.changed.add((operator, place))
-        else:
+        elif not limit.clamps:
             self.unknown.add(how)
 
     def _compare(self, other: Tensor) -> None:
