@@ -172,7 +172,7 @@ def record(
     resolve_target(path, overwrite=overwrite, inputs=[opened.path])
     with Worker() as worker, opened.main().file() as file:
         described = describe(load(file))
-        names = match_names("signature", "*" if signatures is None else signatures, [*described])
+        names = match_names("signature", signatures, [*described])
         chosen = [described[name] for name in names]
         places = list(_recorded(chosen))
         share = _BUDGET // max(len(places), 1)

@@ -104,11 +104,7 @@ class Pair:
         theirs: list[InputPlan] = []
         plans = plan(self.signature, seed=seed, run=run, further=further)
         for planned, info in zip(plans, self.inputs, strict=True):
-            if self.recorded:
-                one = planned
-                other = replace(planned, source=planned.info, info=info)
-            else:
-                one, other = twins(planned, info)
+            one, other = twins(planned, info, recorded=self.recorded)
             ours.append(one)
             theirs.append(other)
         return ours, theirs
@@ -215,8 +211,7 @@ def _each_after_each(names: Sequence[str]) -> list[str]:
     return cycle
 
 
-@dataclass(frozen=True, slots=True)
-class Session:
+class Session(NamedTuple):
     """Signatures of a model that stays loaded, and the order of their calls."""
 
     pairs: Mapping[str, Pair]
@@ -350,10 +345,9 @@ def both_open(
             ours = describe(models[0])
             theirs = describe(models[1])
             _check_shapes(shapes, ours)
-            wanted = "*" if signatures is None else signatures
             sides = (begun.a, begun.b)
             pairs: dict[str, Pair] = {}
-            for name in match_names("signature", wanted, [*(ours | theirs)]):
+            for name in match_names("signature", signatures, [*(ours | theirs)]):
                 pairs[name] = Pair.of(ours.get(name), theirs.get(name), sides, shapes)
             yield Both(begun, worker, (file_a, file_b), models, pairs, tell)
 

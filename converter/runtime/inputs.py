@@ -274,16 +274,24 @@ def _mask_shapes(
     return [shape for shape in shapes if len(shape) > 2 or (len(shape) == 2 and shape[0] > 1)]
 
 
-def twins(planned: InputPlan, other: TensorInfo) -> tuple[InputPlan, InputPlan]:
+def twins(
+    planned: InputPlan, other: TensorInfo, *, recorded: bool = False
+) -> tuple[InputPlan, InputPlan]:
     """Plans for this input and its counterpart in another model, with the same real numbers.
 
     If one of the two is quantized, both use its range: values that it cannot represent would not be a fair comparison.
-    Plain integers are in the range of both types.
+    Plain integers are in the range of both types. Numbers that were `recorded` are the first one's, whatever the other
+    can represent.
     """
-    if planned.info.is_plain_integer and other.is_plain_integer:
-        return replace(planned, source=other), replace(planned, source=planned.info, info=other)
-    source = planned.info if planned.info.quantized or not other.quantized else other
-    return replace(planned, source=source), replace(planned, source=source, info=other)
+    own = planned.info
+    source = own
+    if not recorded:
+        if own.is_plain_integer and other.is_plain_integer:
+            own = other
+        elif other.quantized and not own.quantized:
+            own = other
+            source = other
+    return replace(planned, source=own), replace(planned, source=source, info=other)
 
 
 def array_of(planned: InputPlan) -> NDArray[Any]:
@@ -385,8 +393,7 @@ def _data(planned: InputPlan) -> NDArray[Any]:
     if info.quantized:
         if planned.role == "integer":
             return _any_codes(planned)
-        limits = np.iinfo(info.dtype)
-        low, high = info.reals(np.array([limits.min, limits.max]))
+        low, high = info.reals(np.array(info.limits))
         middle = (low + high) / 2
         width = (high - low) / 6
     pieces: list[NDArray[Any]] = [np.empty(0, info.dtype)]
@@ -399,9 +406,7 @@ def _data(planned: InputPlan) -> NDArray[Any]:
 def _any_codes(planned: InputPlan) -> NDArray[Any]:
     """Any codes of a quantized tensor, one in eighteen of them the lowest, as many the highest."""
     info = planned.info
-    limits = np.iinfo(info.dtype)
-    low = int(limits.min)
-    high = int(limits.max)
+    low, high = info.limits
     beyond = (high - low) // 16
     drawn = noise.integers(planned.stream, info.elements, low - beyond, high + beyond)
     return drawn.clip(low, high).astype(info.dtype).reshape(info.shape)
@@ -426,15 +431,14 @@ def _wide(planned: InputPlan) -> NDArray[np.int64]:
     If the input also indexes, 0 to `limit` - 1 take the place of 0 and 1. In types of 8 and 16 bits, all other variants
     are from the whole range. Positive and negative numbers alternate, by element and by variant.
     """
+    source = planned.source or planned.info
     count = planned.info.elements
-    types = (planned.info, planned.source or planned.info)
-    limits = [np.iinfo(info.dtype) for info in types if info.is_plain_integer]
-    low = max((int(each.min) for each in limits), default=-_LARGEST)
-    high = min((int(each.max) for each in limits), default=_LARGEST)
+    limits = [info.limits for info in (planned.info, source) if info.is_plain_integer]
+    low = max((low for low, _ in limits), default=-_LARGEST)
+    high = min((high for _, high in limits), default=_LARGEST)
     if planned.variant >= VARIANTS:
         first = (planned.variant - VARIANTS) * count
-        near = (planned.source or planned.info).near
-        return np.resize(np.roll(near, -first), count).clip(low, high)
+        return np.resize(np.roll(source.near, -first), count).clip(low, high)
     if planned.variant < _WHOLE:
         drawn = noise.integers(planned.stream, count, 0, planned.limit)
         return (drawn + planned.variant) % planned.limit
@@ -453,10 +457,10 @@ def _wide(planned: InputPlan) -> NDArray[np.int64]:
 def _encode(values: NDArray[Any], info: TensorInfo) -> NDArray[Any]:
     dtype = np.dtype(info.dtype)
     if info.quantized:
-        limits = np.iinfo(dtype)
         with np.errstate(divide="ignore", invalid="ignore"):
-            codes = np.nan_to_num(np.rint(values / np.float64(info.scales[0])) + info.zero_point)
-        return np.asarray(np.clip(codes, limits.min, limits.max), dtype)
+            steps = np.rint(values / np.float64(info.scales[0]))
+        codes = np.nan_to_num(steps + info.zero_point)
+        return np.asarray(np.clip(codes, *info.limits), dtype)
     if dtype.kind == "b":
         return np.asarray(values > 0.5)
     if dtype.kind == "f":

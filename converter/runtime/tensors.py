@@ -67,6 +67,12 @@ class TensorInfo:
         """The code that stands for 0."""
         return self.zero_points[0] if self.zero_points else 0
 
+    @property
+    def limits(self) -> tuple[int, int]:
+        """The lowest and the highest integer of the type."""
+        limits = np.iinfo(self.dtype)
+        return int(limits.min), int(limits.max)
+
     def reals(self, values: NDArray[Any]) -> NDArray[np.float64]:
         """The real numbers that the array stands for."""
         numbers = values.astype(np.float64)
