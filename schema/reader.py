@@ -203,6 +203,7 @@ class Reader:
                 self._fail(known, f"lies at {at}, outside its table of {size} bytes", where)
             present.append(_Placed(at, known))
         present.sort(key=itemgetter(0))
+        # For `struct`: before each value, `4x` skips four bytes.
         form = "<"
         end = 0
         for at, known in present:

@@ -247,14 +247,15 @@ def _scene(signature: SignatureInfo, roles: Sequence[Role], seed: int, run: int)
     # A mask as wide as the cache has no columns for the new tokens: these are written into the cache first.
     holds_new = width in cached and width - new not in cached
     past = 0 if holds_new else max(width - new, 0)
-    longest = _ROOM + new
+    capacity = _ROOM + new
     if width:
-        longest = width if holds_new else past
+        capacity = width if holds_new else past
     elif caches:
-        longest = cache_length(signature)
-    room = max(longest - new, 0)
+        capacity = cache_length(signature)
+    room = max(capacity - new, 0)
     tables = [info.entries for info in positions if info.entries]
     last = max(min(tables, default=room + new) - new, 0)
+    # The middle half of the room.
     first = room // 4
     choices = room // 2 + 1
     if tables and not (width or caches):

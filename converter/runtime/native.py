@@ -183,9 +183,10 @@ def _carried_out(header: Header, arrays: Arrays) -> tuple[Header, Arrays]:
             results: Arrays = {}
             calls = from_dict(list[inputs.Planned], header["calls"])
             for number, (signature, plans) in enumerate(calls):
-                given = {planned.info.name: inputs.array_of(planned) for planned in plans} or arrays
-                outputs = session(MAIN, header["kernels"]).run(signature, given)
-                results.update({f"{number}/{name}": array for name, array in outputs.items()})
+                made = {planned.info.name: inputs.array_of(planned) for planned in plans}
+                # A call without plans takes the arrays of the request.
+                outputs = session(MAIN, header["kernels"]).run(signature, made or arrays)
+                results |= {f"{number}/{name}": array for name, array in outputs.items()}
             return {}, results
         case "generate":
             return {}, {"logits": loop.run(from_dict(loop.Loop, header["loop"]), invoke)}
