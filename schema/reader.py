@@ -266,13 +266,14 @@ class Reader:
     def _text(self, field: FieldSpec, target: int) -> str:
         size = self._size(field, target, 1)
         self._spend(field, 4 + size + 1, target, 1 + size // _TEXT_PER_OBJECT)
-        content = self.source.read(target + 4, min(size + 1, self._end - target - 4))
+        begin = target + 4
+        content = self.source.read(begin, min(size + 1, self._end - begin))
         if content[size:] != b"\0":
             self._fail(field, "is a string that does not end in a zero byte", target)
         try:
             return str(content[:size], "utf-8")
         except UnicodeDecodeError:
-            self._fail(field, "is not valid UTF-8", target + 4)
+            self._fail(field, "is not valid UTF-8", begin)
 
     def _children(self, field: FieldSpec, target: int) -> list[Table]:
         size = self._size(field, target, 4)

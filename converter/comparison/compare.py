@@ -162,7 +162,8 @@ def first_difference(both: Both, name: str, output: str, kernels: Kernels) -> Fi
     graph_b, _, outputs_b = both.models[1].arguments(name)
     end_a = outputs_a[of_a.name]
     end_b = outputs_b[of_b.name]
-    shared = [*_shared(_named(graph_a, end_a), _named(graph_b, end_b)), (end_a, end_b)]
+    shared = list(_shared(_named(graph_a, end_a), _named(graph_b, end_b)))
+    shared.append((end_a, end_b))
     search = _Search(both, kernels, session, name, shared)
     for places in search.batches():
         both.tell("looking for the first difference", places[0], len(shared))

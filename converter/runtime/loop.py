@@ -77,8 +77,10 @@ def run(loop: Loop, invoke: Invoke) -> Array:
     current = prompt[:, -1:]
     for place in range(loop.count):
         step(loop.decode, current, filled + place, 1)
-        steps.append(values[loop.logits.name][0].reshape(len(prompt), -1))
-        best = steps[-1].argmax(axis=-1, keepdims=True)
+        logits, _ = values[loop.logits.name]
+        rows = logits.reshape(len(prompt), -1)
+        steps.append(rows)
+        best = rows.argmax(axis=-1, keepdims=True)
         current = np.full((1, 1), loop.follow[place]) if loop.follow else best
     return np.stack(steps)
 
@@ -107,7 +109,8 @@ def basic_input(
     if role == "token":
         return tokens.astype(dtype).reshape(info.shape)
     if role == "mask" and "valid" in info.name:
-        return np.broadcast_to(np.arange(info.shape[-1]) < valid, info.shape).astype(dtype)
+        is_valid = np.arange(info.shape[-1]) < valid
+        return np.broadcast_to(is_valid, info.shape).astype(dtype)
     if role in {"position", "mask"}:
         cache = past.get(info.name, 0)
         # A shorter cache is a ring, as long as the window or longer.

@@ -151,7 +151,8 @@ class _Main:
 
 
 def _named(details: list[Any]) -> dict[str, Any]:
-    return dict(zip(numbered([detail["name"] for detail in details]), details, strict=True))
+    names = numbered([detail["name"] for detail in details])
+    return dict(zip(names, details, strict=True))
 
 
 @contextmanager

@@ -137,8 +137,10 @@ class ChildProcess:
             processes.end(self._child)
         status = self._child.returncode
         how = signal_name(-status) if status < 0 else f"exit status {status}"
-        self._log.seek(max(self._log.seek(0, os.SEEK_END) - _LOG_READ, 0))
-        lines = map(str.strip, self._log.read().decode(errors="replace").splitlines())
+        size = self._log.seek(0, os.SEEK_END)
+        self._log.seek(max(size - _LOG_READ, 0))
+        printed = self._log.read().decode(errors="replace")
+        lines = map(str.strip, printed.splitlines())
         said = [line for line in lines if line and not line.startswith(("INFO:", "WARNING:"))]
         return f"{how}; its last output: {said[-1][:300]}" if said else how
 

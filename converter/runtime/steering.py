@@ -92,7 +92,8 @@ class Steering:
         called = [self._subgraphs[index] for index in subgraph_indices(operator.options)]
         for graph in called:
             # IF has its condition before the operands that it passes on.
-            self._pass(operator.inputs[len(operator.inputs) - len(graph.inputs) :], graph.inputs)
+            first = len(operator.inputs) - len(graph.inputs)
+            self._pass(operator.inputs[first:], graph.inputs)
         if operator.name != "WHILE":
             for graph in called:
                 self._pass(graph.outputs, operator.outputs)

@@ -271,7 +271,8 @@ def _sliced(call: Call, axis: int, whole: int, begin: int | None, size: int | No
     if size is None:
         return OPEN
     first = begin or 0
-    is_inside = first >= 0 and size >= -1 and (whole < 0 or first + max(size, 0) <= whole)
+    end = first + max(size, 0)
+    is_inside = first >= 0 and size >= -1 and (whole < 0 or end <= whole)
     call.expect(is_inside, f"a slice inside axis {axis}, not {size} from {begin} on")
     if size >= 0:
         return size
