@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from edge_opt.base.errors import UsageError, match_names, unknown
 from edge_opt.base.words import Progress, many, no_progress
@@ -82,15 +82,13 @@ class Pair:
             if how:
                 differs = differs or f"input '{one.name}' has {how}"
             given = shapes.get(f"{a.name}/{one.name}", shapes.get(one.name))
-            facts = _shape_of_both(one, other, given)
-            if not facts:
+            fitted = _fitted(one, other, given, recorded=recorded)
+            if not fitted:
                 asked = "" if given is None else f", requested {tuple(given)}"
                 shown = f"input '{one.name}' has shape {one.declared} in a, {other.declared} in b"
                 return cls(a, reason=f"{shown}{asked}")
-            if not recorded:
-                facts |= _limits_of_both(one, other)
-            ours.append(replace(one, **facts))
-            theirs.append(replace(other, **facts))
+            ours.append(fitted[0])
+            theirs.append(fitted[1])
         keeps_state = a.keeps_state or b.keeps_state
         signature = replace(a, inputs=tuple(ours), keeps_state=keeps_state)
         outputs, alone = _matched(a.outputs, b.outputs, names, by_place=by_place)
@@ -110,27 +108,28 @@ class Pair:
         return ours, theirs
 
 
-def _shape_of_both(
-    one: TensorInfo, other: TensorInfo, given: Sequence[int] | None
-) -> dict[str, Any]:
-    """The shape that fits an input of both models; empty if none, or not the `given` one, does."""
+def _fitted(
+    one: TensorInfo, other: TensorInfo, given: Sequence[int] | None, *, recorded: bool
+) -> list[TensorInfo]:
+    """Both descriptions of an input, with the shape and limits that fit both models.
+
+    Empty if no shape, or not the `given` one, fits. The limits of `recorded` inputs hold as they are.
+    """
     if not may_be_alike(one.declared, other.declared):
-        return {}
+        return []
     declared = tuple(map(max, one.declared, other.declared))
     taken = declared if given is None else tuple(given)
     if not may_be_alike(declared, taken):
-        return {}
-    return {"shape": tuple(1 if size < 0 else size for size in taken), "declared": declared}
-
-
-def _limits_of_both(one: TensorInfo, other: TensorInfo) -> dict[str, Any]:
-    """The limits that fit an input of both models."""
+        return []
+    shape = tuple(1 if size < 0 else size for size in taken)
+    fitted = [replace(info, shape=shape, declared=declared) for info in (one, other)]
+    if recorded:
+        return fitted
+    entries = _smallest((one.entries, other.entries))
     ends = (one.accepts, other.accepts)
-    return {
-        "entries": _smallest((one.entries, other.entries)),
-        "accepts": None if None in ends else _smallest(ends),
-        "near": tuple(sorted({*one.near, *other.near})),
-    }
+    accepts = None if None in ends else _smallest(ends)
+    near = tuple(sorted({*one.near, *other.near}))
+    return [replace(info, entries=entries, accepts=accepts, near=near) for info in fitted]
 
 
 def _smallest(limits: Iterable[int | None]) -> int:
