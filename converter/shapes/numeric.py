@@ -65,7 +65,8 @@ def select(call: Call) -> Results:
     """
     shape = call.common_shape((1, 2))
     condition = call.shape(0)
-    fits = any(may_be_alike(condition, fitting) for fitting in ((), shape, shape[:1]))
+    fitting = ((), shape, shape[:1])
+    fits = any(may_be_alike(condition, one) for one in fitting)
     call.expect(fits, "a condition for each element, or for each row, of the choices")
     return [shape]
 

@@ -1,7 +1,6 @@
 """The table of shape rules, and a rule's view of its operator: shapes, options, known values."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 from numpy.typing import NDArray
@@ -43,8 +42,7 @@ class Fact(NamedTuple):
         return self.shape if value is None else (self.shape, value.dtype.str, value.tobytes())
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """One operator and the known facts about its inputs.
 
     Methods raise `UnknownError` if the answer is unknown, and `ShapeError` if the input is invalid.
