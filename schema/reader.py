@@ -15,7 +15,7 @@ import numpy as np
 
 from edge_opt.base.errors import ModelFormatError, UsageError
 from edge_opt.base.mistaken import ENOUGH, recognized
-from edge_opt.schema.data import Bytes, Data, Source
+from edge_opt.schema.data import Data, Source
 from edge_opt.schema.table import (
     IDENTIFIER,
     MAX_FLATBUFFER_SIZE,
@@ -251,7 +251,7 @@ class Reader:
             self._fail(field, f"claims {count} elements, more than the file holds", target)
         return count * width
 
-    def _scalars(self, field: FieldSpec, target: int) -> Data | Bytes:
+    def _scalars(self, field: FieldSpec, target: int) -> Data | np.ndarray[Any, Any]:
         size = self._size(field, target, NUMPY_TYPES[field.element].itemsize)
         if field.table == "Buffer":
             self._spend(field, 4 + size, target)
@@ -260,7 +260,8 @@ class Reader:
         self._spend(field, 4 + size, target, 1 + size // width)
         return self._numbers(field.element, target + 4, size)
 
-    def _numbers(self, element: str, begin: int, size: int) -> Bytes:
+    def _numbers(self, element: str, begin: int, size: int) -> np.ndarray[Any, Any]:
+        """The numbers in `size` bytes."""
         return np.frombuffer(self.source.read(begin, size), NUMPY_TYPES[element])
 
     def _text(self, field: FieldSpec, target: int) -> str:
