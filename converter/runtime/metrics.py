@@ -181,7 +181,8 @@ def _of_piece(a: Array, b: Array, infos: Infos, begin: int, tolerance: Tolerance
     if a.dtype == b.dtype and a.dtype.kind in "iu":
         steps = 0
         if differing:
-            steps = int(np.abs(a.astype(np.int64) - b.astype(np.int64)).max())
+            distances = np.abs(a.astype(np.int64) - b.astype(np.int64))
+            steps = int(distances.max())
     one = info_a.reals(a)
     other = one if not differing and info_a == info_b else info_b.reals(b)
     finite = one[np.isfinite(one)]

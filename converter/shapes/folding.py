@@ -151,7 +151,8 @@ def _gather(call: Call, shapes: Sequence[Shape]) -> Array:
     value = _whole(call, 0)
     indices = call.integers(1)
     axis = call.option("axis")
-    is_inside = not indices or (min(indices) >= 0 and max(indices) < value.shape[axis])
+    size = value.shape[axis]
+    is_inside = all(0 <= index < size for index in indices)
     if not is_inside or call.option("batch_dims"):
         raise UnknownError
     return value.take(np.array(indices, int), axis).reshape(shapes[0])
@@ -166,7 +167,8 @@ def _reduce(call: Call, shapes: Sequence[Shape]) -> Array:
     value = _whole(call, 0)
     axes = call.integers(1)
     positive = tuple({axis % value.ndim for axis in axes}) if value.ndim else ()
-    return np.asarray(np.multiply.reduce(value, axis=positive), object).reshape(shapes[0])
+    result = np.multiply.reduce(value, axis=positive)
+    return np.asarray(result, object).reshape(shapes[0])
 
 
 def _segments(call: Call, shapes: Sequence[Shape]) -> Array:
