@@ -256,8 +256,7 @@ def sessions(pairs: Mapping[str, Pair]) -> list[Session]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Both:
+class Both(NamedTuple):
     """Two open models: files, graphs and paired signatures; `begun` is the report before anything is compared."""
 
     begun: ComparisonReport
@@ -302,7 +301,7 @@ class Both:
             yield f"{many(len(retyped), 'argument')} {how}"
 
     def measure(
-        self, a: TensorInfo, b: TensorInfo, runs: Iterable[tuple[Array, Array]], ordinary: int = 1
+        self, a: TensorInfo, b: TensorInfo, runs: Iterable[tuple[Array, Array]], ordinary: int
     ) -> OutputComparison:
         """Compare one output of both models over all runs, the first of which are `ordinary`."""
         tolerance = Tolerance(atol=self.begun.atol, rtol=self.begun.rtol)
