@@ -10,7 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -54,16 +54,6 @@ def sentences(findings: Iterable[Unsound]) -> list[str]:
     return lines
 
 
-# Share of the product of the operands' maxima. One step of an int16 softmax is 2**-15, an empty cache gives 1e-9.
-_SMALLEST_SHARE: Final = 2.0**-20
-# Logits of plus and minus this size give weights of which one is four times the other.
-_MATTERS: Final = math.log(2)
-# Of the product of the operands' maxima and the root of n, with n normal numbers in each sum.
-_USUAL_SHARE: Final = 1 / 6
-# Weights of attention keep less than 10 dB if the logits' step exceeds 2 log 2 and this share of their end.
-_COARSE_SHARE: Final = 1 / 12
-# ai-edge-quantizer gives this range to a tensor that is always 0.
-_DEAD: Final = 1.01e-9
 _RETYPED = frozenset({"QUANTIZE", "DEQUANTIZE"})
 _REARRANGING = operators_that(Effect.REARRANGING, Effect.REPEATING, Effect.CUTTING) | _RETYPED
 _MOVING = _REARRANGING | operators_that(Effect.JOINING)
@@ -72,29 +62,9 @@ _AGAIN = (
     "calibrate again on inputs that fill it: for a cache, on prompts much longer than one prefill"
 )
 _UNMASKED = "quantize again with a mask of -100, which hides as much"
-MASK_TOO_SMALL: Final = "mask-too-small"
-"""The rule of masks that subtract less than scores are apart: some tokens suffer, not all."""
-_WIDER_MASK = "give the mask larger steps there, as `build` does"
-_NARROWER = "calibrate again: no product of these operands fills the range"
-_FILLED = "calibrate again on inputs that give it values"
-_ROW_OF_ZEROS = (
-    "quantize again with a scale above 0 for rows or blocks of zeros, or in larger blocks"
-)
-_ALIGNED = (
-    "quantize again with one range for each cache, as litert-torch's align_kv_cache_params sets"
-)
-_WIDER = "quantize again with a range of this tensor that is 1 % wider"
 _ENDS: Final = {
     DType.INT4: (-8, 7), DType.INT8: (-128, 127), DType.UINT8: (0, 255), DType.INT16: (-32768, 32767)
 }  # fmt: skip
-
-
-LARGEST_BIAS: Final = 2**31 - 1
-"""The largest code of a bias that kernels add exactly, whatever its type; the smallest is its negative."""
-_BIAS_SLOTS: Final = {
-    "FULLY_CONNECTED": 2, "CONV_2D": 2, "DEPTHWISE_CONV_2D": 2, "TRANSPOSE_CONV": 3
-}  # fmt: skip
-_LARGER_STEPS = "quantize again with larger scales for the weights of these rows, as `build` does"
 
 
 class _Range(NamedTuple):
@@ -109,7 +79,14 @@ class _Range(NamedTuple):
     lowest: float = math.nan
 
 
-_Problem: TypeAlias = tuple[str, str, str]  # rule, message and remedy, as in `Unsound`
+class _Problem(NamedTuple):
+    """What is wrong with a tensor, as in `Unsound`."""
+
+    rule: str
+    message: str
+    remedy: str
+
+
 _Labels: TypeAlias = Mapping[Tensor, str]  # the signatures' names of tensors
 
 
@@ -119,13 +96,15 @@ def broken_ranges(model: Model, model_type: str = "") -> Iterator[Unsound]:
     Also scales that are not normal numbers above 0.
     """
     entries = {graph: name for name, graph in reversed(model.entry_points())}
-    named = [each.outputs for each in model.signatures] + [each.inputs for each in model.signatures]
-    labels = {tensor: label for arguments in named for label, tensor in arguments.items()}
+    labels: dict[Tensor, str] = {}
+    for signature in model.signatures:
+        named = chain(signature.outputs.items(), signature.inputs.items())
+        labels |= {tensor: label for label, tensor in named}
     for graph in model.subgraphs:
-        problems = (*_scales(graph), *_ranges(graph, labels), *_biases(graph))
-        for tensor, (rule, message, remedy) in problems:
+        where = entries.get(graph, graph.name)
+        for tensor, problem in (*_scales(graph), *_ranges(graph, labels), *_biases(graph)):
             yield Unsound(
-                rule, entries.get(graph, graph.name), tensor.name, message, remedy, model_type
+                problem.rule, where, tensor.name, problem.message, problem.remedy, model_type
             )
 
 
@@ -140,6 +119,12 @@ def _ranges(graph: Subgraph, labels: _Labels) -> Iterator[tuple[Tensor, _Problem
             yield operator.outputs[0], problem
 
 
+_FILLED = "calibrate again on inputs that give it values"
+_ROW_OF_ZEROS = (
+    "quantize again with a scale above 0 for rows or blocks of zeros, or in larger blocks"
+)
+
+
 def _scales(graph: Subgraph) -> Iterator[tuple[Tensor, _Problem]]:
     """Integers whose scale is 0, denormal, negative, infinite or NaN."""
     used = (tensor for operator in graph for tensor in (*operator.given, *operator.outputs))
@@ -147,21 +132,31 @@ def _scales(graph: Subgraph) -> Iterator[tuple[Tensor, _Problem]]:
         if tensor.dtype.is_float:
             continue
         scales = _scales_of(tensor, graph).astype(np.float32)
-        wrong = scales[~((scales >= np.finfo(np.float32).tiny) & np.isfinite(scales))]
+        is_normal = (scales >= np.finfo(np.float32).tiny) & np.isfinite(scales)
+        wrong = scales[~is_normal]
         if wrong.size:
             text = f"has a scale of {wrong[0]:.3g} ({wrong.size} of {scales.size} are not normal numbers above 0)"
             remedy = _ROW_OF_ZEROS if tensor.is_constant else _FILLED
-            problem = ("unusable-scale", f"{text}: XNNPACK refuses the model or crashes", remedy)
-            yield tensor, problem
+            text += ": XNNPACK refuses the model or crashes"
+            yield tensor, _Problem("unusable-scale", text, remedy)
+
+
+LARGEST_BIAS: Final = 2**31 - 1
+"""The largest code of a bias that kernels add exactly, whatever its type; the smallest is its negative."""
+_BIAS_SLOTS: Final = {
+    "FULLY_CONNECTED": 2, "CONV_2D": 2, "DEPTHWISE_CONV_2D": 2, "TRANSPOSE_CONV": 3
+}  # fmt: skip
+_LARGER_STEPS = "quantize again with larger scales for the weights of these rows, as `build` does"
 
 
 def _biases(graph: Subgraph) -> Iterator[tuple[Tensor, _Problem]]:
     """Biases that the quantizer clipped to 32 bits."""
-    for bias in dict.fromkeys(filter(None, map(bias_of, graph.operators))):
+    biases = dict.fromkeys(map(bias_of, graph.operators))
+    for bias in filter(None, biases):
         clipped = is_clipped(bias)
         if clipped.any():
             text = f"is a bias of which {clipped.sum()} of {clipped.size} numbers are clipped to 32 bits"
-            yield bias, ("clipped-bias", text, _LARGER_STEPS)
+            yield bias, _Problem("clipped-bias", text, _LARGER_STEPS)
 
 
 def bias_of(operator: Operator) -> Tensor | None:
@@ -184,44 +179,57 @@ def is_clipped(bias: Tensor) -> NDArray[np.bool_]:
 def _scales_of(tensor: Tensor, graph: Subgraph) -> NDArray[np.generic]:
     """All scales of a tensor, those of blocks from the constant that holds them; empty without quantization."""
     parameters = tensor.quantization
-    if parameters is None or not parameters.is_blockwise:
-        return np.empty(0) if parameters is None else parameters.scale
+    if parameters is None:
+        return np.empty(0)
+    if not parameters.is_blockwise:
+        return parameters.scale
     place = parameters.table.get("details").get("scales")
     stored = graph.tensors[place] if 0 <= place < len(graph.tensors) else tensor
     is_readable = stored.dtype.is_float and stored.has_numbers and stored.wrong_size is None
     return stored.array() if is_readable else np.empty(0)
 
 
+# Share of the product of the operands' maxima. One step of an int16 softmax is 2**-15, an empty cache gives 1e-9.
+_SMALLEST_SHARE: Final = 2.0**-20
+# ai-edge-quantizer gives this range to a tensor that is always 0.
+_DEAD: Final = 1.01e-9
+_NARROWER = "calibrate again: no product of these operands fills the range"
+
+
 def _product(operator: Operator, labels: _Labels) -> _Problem | None:
     """A product's range ends far below |a b| of the operands' maxima, or its step exceeds a sum of n of these."""
-    left, right, result = map(_range, (*operator.inputs[:2], operator.outputs[0]))
+    left, right = map(_range, operator.inputs[:2])
+    result = _range(operator.outputs[0])
     if result.largest < _SMALLEST_SHARE * left.largest * right.largest:
         numbers = f"numbers up to {left.largest:.2g} and {right.largest:.2g}"
         text = f"ends at {result.largest:.2g}, but is a product of {numbers}"
         effect = f"{_named(operator.inputs[1], labels)} has no effect"
-        return "range-too-narrow", f"{text}: {effect}", _AGAIN
+        return _Problem("range-too-narrow", f"{text}: {effect}", _AGAIN)
     if not _is_always_0(operator):
         return None
     steps = f"has steps of {result.step:.2g}"
     text = f"{steps}, but its operands give at most {_most(operator):.2g}: it is always 0"
     dead = next((tensor for tensor in operator.inputs[:2] if _range(tensor).largest <= _DEAD), None)
     if dead is None:
-        return "range-too-wide", text, _UNMASKED if _is_masked(operator) else _NARROWER
+        return _Problem("range-too-wide", text, _UNMASKED if _is_masked(operator) else _NARROWER)
     if dead.is_constant:
         return None  # weights of 0 are right
     named = _named(dead, labels)
-    return "range-too-wide", f"{text}, as {named} was during calibration", _AGAIN
+    return _Problem("range-too-wide", f"{text}, as {named} was during calibration", _AGAIN)
 
 
 def _most(product: Operator) -> float:
     """No sum of a product is larger; NaN without ranges."""
     left, right = map(_range, product.inputs[:2])
-    return left.largest * right.largest * max(product.input(0).shape[-2:], default=0)
+    terms = max(product.input(0).shape[-2:], default=0)
+    return left.largest * right.largest * terms
 
 
 def _is_always_0(product: Operator) -> bool:
     """True if every sum of a product rounds to 0; a bias would add to it."""
-    return 0 < _most(product) < _range(product.outputs[0]).step / 2 and not any(product.inputs[2:])
+    if any(product.inputs[2:]):
+        return False
+    return 0 < _most(product) < _range(product.outputs[0]).step / 2
 
 
 def _is_masked(product: Operator) -> bool:
@@ -244,7 +252,10 @@ def _cut_off(operator: Operator, labels: _Labels) -> _Problem | None:
         return None
     comes = f"{_named(operator.inputs[0], labels)} has steps of {min(steps):.2g}"
     text = f"ends at {result.largest:.2g}, but {comes}: all values but 0 are clipped"
-    return "values-cut-off", text, _AGAIN
+    return _Problem("values-cut-off", text, _AGAIN)
+
+
+_WIDER = "quantize again with a range of this tensor that is 1 % wider"
 
 
 def _added(addition: Operator, labels: _Labels) -> _Problem | None:
@@ -257,7 +268,9 @@ def _added(addition: Operator, labels: _Labels) -> _Problem | None:
         if tensor.dtype is not DType.INT16 or not step > 0 or not power_of_two(step):
             return None
     text = "broadcasts, and its three scales are powers of two (within a thousandth)"
-    return "sum-cannot-broadcast", f"{text}: LiteRT's int16 kernel aborts the process", _WIDER
+    return _Problem(
+        "sum-cannot-broadcast", f"{text}: LiteRT's int16 kernel aborts the process", _WIDER
+    )
 
 
 def power_of_two(scale: float) -> bool:
@@ -266,21 +279,38 @@ def power_of_two(scale: float) -> bool:
     return abs(exponent - round(exponent)) < 1e-3
 
 
+# Logits of plus and minus this size give weights of which one is four times the other.
+_MATTERS: Final = math.log(2)
+# Weights of attention keep less than 10 dB if the logits' step exceeds 2 log 2 and this share of their end.
+_COARSE_SHARE: Final = 1 / 12
+
+
 def _coarse(operator: Operator, labels: _Labels) -> _Problem | None:
     """The mask of a SOFTMAX leaves so few steps for the other logits that the weights depend mostly on the mask."""
-    steps = (_range(tensor).step for tensor in _origins(operator.inputs[0]))
+    logits = operator.input(0)
+    steps = [_range(tensor).step for tensor in _origins(logits)]
     step = max((step for step in steps if step > 0), default=0.0)
-    products, end, is_masked = _scores(operator.input(0))
-    if not is_masked or any(map(_is_always_0, products)):  # the latter is named at the product
+    scores = _scores(logits)
+    end = scores.end
+    if not scores.is_masked:
         return None
+    if any(map(_is_always_0, scores.products)):
+        return None  # this is named at the product
     if end <= _MATTERS or step <= 2 * _MATTERS + _COARSE_SHARE * end:
-        return _small_mask(operator.input(0), labels)
-    few = f"at most {2 * int(end / step + 0.5) + 1} of them differ, and attention is coarse"
-    effect = "they become equal, and attention is uniform" if end < step else few
+        return _small_mask(logits, labels)
+    effect = "they become equal, and attention is uniform"
+    if end >= step:
+        count = 2 * int(end / step + 0.5) + 1
+        effect = f"at most {count} of them differ, and attention is coarse"
     text = (
         f"has logits in steps of {step:.3g}, but without the mask they end at {end:.2g}: {effect}"
     )
-    return "mask-in-range", text, _UNMASKED
+    return _Problem("mask-in-range", text, _UNMASKED)
+
+
+MASK_TOO_SMALL: Final = "mask-too-small"
+"""The rule of masks that subtract less than scores are apart: some tokens suffer, not all."""
+_WIDER_MASK = "give the mask larger steps there, as `build` does"
 
 
 def _small_mask(logits: Tensor, labels: _Labels) -> _Problem | None:
@@ -295,37 +325,59 @@ def _small_mask(logits: Tensor, labels: _Labels) -> _Problem | None:
         most = np.fmax.reduce([_range(one).lowest for one in origins])
         if "mask" in labels.get(origins[-1], "") and least < most:
             text = f"has a mask of {most:.0f}, and scores down to {least:.0f}: masked keys may outweigh all others"
-            return MASK_TOO_SMALL, text, _WIDER_MASK
+            return _Problem(MASK_TOO_SMALL, text, _WIDER_MASK)
     return None
 
 
-def _scores(logits: Tensor) -> tuple[list[Operator], float, bool]:
-    """The products that logits are made of, about where these end if added and scaled, and whether they are masked.
+class _Scores(NamedTuple):
+    """The products that logits are made of, about where these end if added and scaled, and whether they are masked."""
+
+    products: list[Operator]
+    end: float
+    is_masked: bool
+
+
+class _Path(NamedTuple):
+    """A tensor that logits are made from: it is scaled by `factor`, and the ranges on the way end at `limit`."""
+
+    tensor: Tensor
+    factor: float
+    limit: float
+
+    def above(self) -> Iterator["_Path"]:
+        """The paths to the operands of this tensor's operator, up to a product."""
+        maker = self.tensor.producer
+        if maker is not None and maker.name in _SCALED:
+            factor = self.factor * _constant_factor(maker)
+            for operand in data_of(maker)[:DEEPEST]:
+                # Without a range (NaN), an operand does not limit the logits.
+                limit = np.fmin(self.limit, factor * _range(operand).largest)
+                yield _Path(operand, factor, float(limit))
+
+
+def _scores(logits: Tensor) -> _Scores:
+    """The scores in logits, and their mask.
 
     A tensor on the way may have taken the range of the mask, so each end is the smallest of the ranges on its way and
     of what the product's operands give typically.
     """
-    found: list[Operator] = []
+    products: list[Operator] = []
     end = 0.0
     is_masked = False
+    start = _Path(logits, 1.0, _known_end(logits))
+    for path in walked([start], _Path.above, DEEPEST):
+        maker = path.tensor.producer
+        if maker is None:
+            continue
+        is_masked |= maker.name in MASKING
+        if is_product(maker):
+            products.append(maker)
+            end = max(end, min(path.limit, path.factor * _usual_end(maker)))
+    return _Scores(products, end, is_masked)
 
-    def above(node: tuple[Tensor, float, float]) -> Iterator[tuple[Tensor, float, float]]:
-        nonlocal end, is_masked
-        tensor, factor, limit = node
-        limit = float(np.fmin(limit, factor * _range(tensor).largest))
-        maker = tensor.producer
-        if maker is not None and is_product(maker):
-            found.append(maker)
-            end = max(end, float(np.fmin(limit, factor * _usual_end(maker))))
-        elif maker is not None and maker.name in _SCALED:
-            is_masked |= maker.name in MASKING
-            factor *= _constant_factor(maker)
-            for operand in data_of(maker)[:DEEPEST]:
-                yield operand, factor, limit
 
-    for _ in walked([(logits, 1.0, math.inf)], above, DEEPEST):
-        pass
-    return found, end, is_masked
+# Of the product of the operands' maxima and the root of n, with n normal numbers in each sum.
+_USUAL_SHARE: Final = 1 / 6
 
 
 def _usual_end(product: Operator) -> float:
@@ -405,6 +457,11 @@ class _Use(NamedTuple):
         return f"'{where}' {self.verb} {_numbers(self.tensor)}"
 
 
+_ALIGNED = (
+    "quantize again with one range for each cache, as litert-torch's align_kv_cache_params sets"
+)
+
+
 def unequal_caches(models: Iterable[tuple[str, Model]]) -> Iterator[Unsound]:
     """Caches whose bytes mean other numbers to one signature than to another; `models` share caches, by their names.
 
@@ -416,13 +473,14 @@ def unequal_caches(models: Iterable[tuple[str, Model]]) -> Iterator[Unsound]:
             continue
         first, *_ = writers or uses
         for use in uses:
-            if _is_apart(use.tensor, first.tensor):
-                small, large = sorted([_range(use.tensor).step, _range(first.tensor).step])
-                factor = f" (a factor of {large / small:.3g})" if small > 0 and large > 0 else ""
-                text = f"is a cache that {use}, but {first}{factor}: its bytes are handed over and mean other numbers"
-                yield Unsound(
-                    "unequal-caches", use.signature, use.tensor.name, text, _ALIGNED, use.model
-                )
+            if not _is_apart(use.tensor, first.tensor):
+                continue
+            small, large = sorted([_range(use.tensor).step, _range(first.tensor).step])
+            factor = f" (a factor of {large / small:.3g})" if small > 0 and large > 0 else ""
+            text = f"is a cache that {use}, but {first}{factor}: its bytes are handed over and mean other numbers"
+            yield Unsound(
+                "unequal-caches", use.signature, use.tensor.name, text, _ALIGNED, use.model
+            )
 
 
 def _caches(models: Iterable[tuple[str, Model]]) -> dict[str, list[_Use]]:
@@ -433,9 +491,9 @@ def _caches(models: Iterable[tuple[str, Model]]) -> dict[str, list[_Use]]:
             _, inputs, outputs = model.arguments(signature)
             for verb, arguments in (("reads", inputs), ("writes", outputs)):
                 for name, tensor in arguments.items():
+                    cache = cache_of(tensor_info(tensor, name))
                     is_used = tensor.readers if verb == "reads" else tensor.producer
-                    cache = cache_of(tensor_info(tensor, name)) if is_used else None
-                    if cache:
+                    if cache and is_used:
                         found[cache].append(_Use(kind, signature, tensor, verb))
     return found
 
@@ -453,8 +511,10 @@ def _is_apart(one: Tensor, other: Tensor) -> bool:
     if len(ours.scale) != len(theirs.scale):
         return True
     ends = np.reshape(_ENDS[one.dtype], (2, 1))
-    numbers = [(ends - each.zero_point) * each.scale.astype(np.float64) for each in (ours, theirs)]
-    return bool((np.abs(numbers[0] - numbers[1]) > np.maximum(ours.scale, theirs.scale) / 2).any())
+    our_ends = (ends - ours.zero_point) * ours.scale.astype(np.float64)
+    their_ends = (ends - theirs.zero_point) * theirs.scale.astype(np.float64)
+    half_step = np.maximum(ours.scale, theirs.scale) / 2
+    return bool((np.abs(our_ends - their_ends) > half_step).any())
 
 
 def _numbers(tensor: Tensor) -> str:

@@ -14,7 +14,6 @@ import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from itertools import pairwise
 from typing import Any, Final, NamedTuple, Unpack
 
 from edge_opt.base.errors import ModelFormatError
@@ -27,6 +26,8 @@ MAGIC: Final = b"LITERTLM"
 SUFFIX: Final = ".litertlm"
 ALIGNMENT: Final = 16 << 10
 _MAJOR_VERSION: Final = 1
+# The file begins: magic, major version, three more numbers; the end of the header's tables; these tables.
+_END_FIELD: Final = 24
 _HEADER_BEGIN: Final = 32
 _LARGEST_HEADER: Final = 16 << 20
 # Bundles have a dozen sections with a few items each; in a damaged file, lists may share their bytes.
@@ -69,7 +70,7 @@ class Bundle:
         if not start.startswith(MAGIC) or len(start) < _HEADER_BEGIN:
             raise source.refusal("this is not a LiteRT-LM bundle")
         major = int.from_bytes(start[8:12], "little")
-        end = int.from_bytes(start[24:32], "little")
+        end = int.from_bytes(start[_END_FIELD:_HEADER_BEGIN], "little")
         if major != _MAJOR_VERSION:
             newer = f"version {major} was written by a newer program, this one reads version {_MAJOR_VERSION}"
             raise source.refusal(newer)
@@ -87,20 +88,21 @@ class Bundle:
     @property
     def loose(self) -> list[str]:
         """Keys of the header's entries about the whole bundle, except those that are known to name no file."""
-        return [key for key in self._about if key not in _PLAIN_KEYS]
+        return [key for key in self._own_keys if key not in _PLAIN_KEYS]
 
     @property
     def words(self) -> list[str]:
         """Keys of all entries of the header, and all purposes of models."""
-        keys = self._about
+        keys = self._own_keys
         kinds: list[str] = []
         # Not from `sections`: of several values with one key, these hold the last.
         for table in self._tables:
             for item in table.tables("items"):
-                keys.append(item.get("key") or "")
-                kind = item.get("value")
-                if keys[-1] == "model_type" and kind is not None:
-                    kinds.append(str(kind.get("value")))
+                key = item.get("key") or ""
+                value = item.get("value")
+                keys.append(key)
+                if key == "model_type" and value is not None:
+                    kinds.append(str(value.get("value")))
         return keys + kinds
 
     def drop_loose(self) -> None:
@@ -113,7 +115,8 @@ class Bundle:
         self._header = self._moved([section.place for section in self.sections])
 
     @property
-    def _about(self) -> list[str]:
+    def _own_keys(self) -> list[str]:
+        """Keys of the header's entries about the whole bundle."""
         system = self._root.get("system_metadata") or new_table("SystemMetadata")
         return [entry.get("key") or "" for entry in system.tables("entries")]
 
@@ -133,23 +136,25 @@ class Bundle:
         """Write the bundle with some sections replaced, by index: models by root tables; raises as `write_pieces`."""
         old = [section.place for section in self.sections]
         places = [*old]
-        pieces = [Piece(0, Data(bytes(max(len(self._header), len(self._moved(old))))))]
+        pieces: list[Piece] = []
+        end = max(len(self._header), len(self._moved(old)))
         # Sections keep their order in the file.
         for index in sorted(range(len(old)), key=old.__getitem__):
             begin, stop = old[index]
-            content = contents.get(index)
-            at = -(-pieces[-1].end // ALIGNMENT) * ALIGNMENT
+            content = contents.get(index, Data(self.source, begin, stop - begin))
+            at = -(-end // ALIGNMENT) * ALIGNMENT
             if isinstance(content, Table):
                 pieces += [Piece(at + one.at, one.data) for one in lay_out(content)]
             else:
-                kept = Data(self.source, begin, stop - begin)
-                pieces.append(Piece(at, kept if content is None else Data(content)))
-            places[index] = at, pieces[-1].end
-        pieces[0] = Piece(0, Data(self._header if places == old else self._moved(places)))
+                pieces.append(Piece(at, content if isinstance(content, Data) else Data(content)))
+            end = pieces[-1].end
+            places[index] = at, end
+        header = self._header if places == old else self._moved(places)
+        pieces.insert(0, Piece(0, Data(header)))
         trailing = Data(self.source, max(stop for _, stop in old))
         # Zeros up to a boundary are padding.
         if trailing.length >= ALIGNMENT or trailing.view().any():
-            pieces.append(Piece(max(pieces[-1].end, trailing.offset), trailing))
+            pieces.append(Piece(max(end, trailing.offset), trailing))
         write_pieces(pieces, path, SUFFIX, **how)
 
     def _moved(self, places: Sequence[tuple[int, int]]) -> bytes:
@@ -163,7 +168,8 @@ class Bundle:
             objects.append(moved)
         root.set("section_metadata", new_table("SectionMetadata", objects=objects))
         tables = table_bytes(root)
-        return self._header[:24] + (_HEADER_BEGIN + len(tables)).to_bytes(8, "little") + tables
+        end = _HEADER_BEGIN + len(tables)
+        return self._header[:_END_FIELD] + end.to_bytes(8, "little") + tables
 
 
 def is_bundle(path: str | os.PathLike[str]) -> bool:
@@ -200,9 +206,11 @@ def _sections(source: Source, tables: list[Table], first: int) -> list[Section]:
             raise source.refusal(
                 f"section {index} lies at bytes {begin} to {end}, of {source.size}: the file is damaged, copy it again"
             )
-    for (_, end), (begin, _) in pairwise(sorted(section.place for section in sections)):
-        if begin < end:
+    free = 0
+    for begin, end in sorted(section.place for section in sections):
+        if begin < free:
             raise source.refusal(f"sections overlap at byte {begin}")
+        free = end
     return sections
 
 
@@ -237,15 +245,18 @@ def read_executor_metadata(bundle: Bundle | None) -> ExecutorMetadata | None:
     if bundle is None or index is None:
         return None
     source = bundle.content(index)
+    window = None
+    rings: list[bool] = []
     try:
-        models = [_fields(one) for one in _fields(source.read(0, source.size))[_LANGUAGE_MODEL]]
-        kinds = [_fields(one)[_KIND] for model in models for one in model[_CACHES]]
-        masks = [_fields(one) for model in models for one in model[_MASKS]]
-        windows = [int(value) for mask in masks for value in mask[_WINDOW] if value]
+        for model in map(_fields, _fields(source.read(0, source.size))[_LANGUAGE_MODEL]):
+            caches = map(_fields, model[_CACHES])
+            rings += [not _LOCAL_KINDS.isdisjoint(cache[_KIND]) for cache in caches]
+            for mask in map(_fields, model[_MASKS]):
+                for value in filter(None, mask[_WINDOW]):
+                    window = int(value)  # the last one counts
     except (TypeError, ValueError, AttributeError) as error:
         raise source.refusal("its executor metadata is damaged: build the bundle again") from error
-    rings = tuple(not _LOCAL_KINDS.isdisjoint(kind) for kind in kinds)
-    return ExecutorMetadata(windows[-1] if windows else None, rings)
+    return ExecutorMetadata(window, tuple(rings))
 
 
 def _fields(data: bytes) -> Mapping[int, list[Any]]:

@@ -9,14 +9,13 @@ import os
 import struct
 from collections.abc import Callable
 from operator import itemgetter
-from struct import iter_unpack
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 import numpy as np
 
 from edge_opt.base.errors import ModelFormatError, UsageError
 from edge_opt.base.mistaken import ENOUGH, recognized
-from edge_opt.schema.data import Bytes, Data, Source
+from edge_opt.schema.data import Data, Source
 from edge_opt.schema.table import (
     IDENTIFIER,
     MAX_FLATBUFFER_SIZE,
@@ -27,6 +26,7 @@ from edge_opt.schema.table import (
     FieldSpec,
     Table,
     TableSpec,
+    field_spec,
 )
 
 # Gemma3-270M has 15,000 tables, 135,000 objects in all. The limit keeps files of many tiny tables, or of shared parts
@@ -72,8 +72,23 @@ def read_model(model: str | os.PathLike[str] | bytes | Source) -> Table:
     return root
 
 
-_Layout = tuple[int, list[str], Callable[[bytes], tuple[Any, ...]], list[tuple[FieldSpec, int]]]
-"""How tables that share a vtable lie: their size, the fields that are present, and the references among these."""
+class _Placed(NamedTuple):
+    """A field that is present, and its place inside its table."""
+
+    at: int
+    field: FieldSpec
+
+
+class _Layout(NamedTuple):
+    """How the tables of one vtable lie: their size, and the present fields, sorted by place.
+
+    `unpack` gives the inline values of all of them; those of the `references` are offsets.
+    """
+
+    size: int
+    names: list[str]
+    unpack: Callable[[bytes], tuple[Any, ...]]
+    references: list[_Placed]
 
 
 class Reader:
@@ -96,13 +111,12 @@ class Reader:
     def root(self, table: str) -> Table:
         """The root table, of type `table`, and everything below it; ModelFormatError for a bad file."""
         (offset,) = _u32(self.source.read(0, 4))
-        entry = FieldSpec(table, "", 0, table, None, "table", table, "I", 4)
+        entry = field_spec(table, "", 0, table, None)
         if offset < 4 + len(IDENTIFIER):
             self._fail(
                 entry, f"the root table's offset is {offset}, but it cannot lie in the header", 0
             )
-        root: Table = self._once((table, offset), self._table, TABLES[table], offset, entry)
-        return root
+        return self._table(table, offset, entry)
 
     def _fail(self, field: FieldSpec, message: str, offset: int) -> NoReturn:
         """Refuse the file, naming the field that points to the damage."""
@@ -137,18 +151,25 @@ class Reader:
         self._known[key] = value, before - self._objects_left
         return value
 
-    def _table(self, spec: TableSpec, position: int, field: FieldSpec) -> Table:
+    def _table(self, name: str, position: int, field: FieldSpec) -> Table:
+        """The table, of type `name`, that `field` refers to."""
+        key = (name, position)
+        table: Table = self._once(key, self._new_table, TABLES[name], position, field)
+        return table
+
+    def _new_table(self, spec: TableSpec, position: int, field: FieldSpec) -> Table:
         if position + 4 > self._end:
             self._fail(field, f"{spec.name} lies beyond the end of the file", position)
         vtable = position - _i32(self.source.read(position, 4))[0]
         if (spec.name, vtable) not in self._layouts:
             self._layouts[spec.name, vtable] = self._layout(spec, vtable, field, position)
-        size, names, unpack, references = self._layouts[spec.name, vtable]
-        if position + size > self._end:
+        layout = self._layouts[spec.name, vtable]
+        if position + layout.size > self._end:
             self._fail(field, f"{spec.name} runs over the end of the file", position)
-        self._spend(field, size, position, _OBJECTS_PER_TABLE)
-        values = dict(zip(names, unpack(self.source.read(position, size)), strict=True))
-        for referring, at in references:
+        self._spend(field, layout.size, position, _OBJECTS_PER_TABLE)
+        inline = layout.unpack(self.source.read(position, layout.size))
+        values = dict(zip(layout.names, inline, strict=True))
+        for at, referring in layout.references:
             values[referring.name] = self._reference(referring, position + at, values)
         table = Table(spec, values)
         if spec.name in STORED_AFTER:
@@ -156,7 +177,10 @@ class Reader:
         return table
 
     def _layout(self, spec: TableSpec, vtable: int, field: FieldSpec, position: int) -> _Layout:
-        """Read a vtable: the size of its tables, and the offset of each field in them."""
+        """Read a vtable.
+
+        vtable: [its length][size of the table][place of field 0][place of field 1]...   all uint16, 0: absent
+        """
         if not 0 <= vtable <= self._end - 4:
             self._fail(field, f"the vtable of {spec.name} lies outside the file", position)
         length, size = _u16_u16(self.source.read(vtable, 4))
@@ -164,10 +188,11 @@ class Reader:
             self._fail(
                 field, f"the vtable of {spec.name} has impossible sizes {length} and {size}", vtable
             )
+        # Writers may overlap vtables, so no bytes are counted.
         self._spend(field, 0, vtable + length, 1 + length // _VTABLE_PER_OBJECT)
-        offsets = iter_unpack("<H", self.source.read(vtable + 4, length - 4))
-        found: list[tuple[int, FieldSpec]] = []
-        for slot, (at,) in enumerate(offsets):
+        places = self._numbers("uint16", vtable + 4, length - 4)
+        present: list[_Placed] = []
+        for slot, at in enumerate(places.tolist()):
             if not at:
                 continue
             where = vtable + 4 + 2 * slot
@@ -176,8 +201,9 @@ class Reader:
                 refuse_newer(spec.name, f"slot {slot}", "an unknown field is present", where)
             if at < 4 or at + known.size > size:
                 self._fail(known, f"lies at {at}, outside its table of {size} bytes", where)
-            found.append((at, known))
-        present = sorted(found, key=itemgetter(0))
+            present.append(_Placed(at, known))
+        present.sort(key=itemgetter(0))
+        # For `struct`: before each value, `4x` skips four bytes.
         form = "<"
         end = 0
         for at, known in present:
@@ -186,15 +212,14 @@ class Reader:
             form += f"{at - end}x{known.code}"
             end = at + known.size
         names = [known.name for _, known in present]
-        references = [(known, at) for at, known in present if known.kind != "scalar"]
-        return size, names, struct.Struct(form).unpack_from, references
+        references = [placed for placed in present if placed.field.kind != "scalar"]
+        return _Layout(size, names, struct.Struct(form).unpack_from, references)
 
     def _reference(self, field: FieldSpec, at: int, values: dict[str, Any]) -> Any:
         """The value that a field at `at` refers to; `values` are its table's fields, including a union's type."""
         target = at + values[field.name]
         element = field.element
-        kind = field.kind
-        if kind == "union":
+        if field.kind == "union":
             code = values.get(f"{field.name}_type", 0)
             if not code:
                 self._fail(field, f"has a value but no {field.name}_type", at)
@@ -205,15 +230,19 @@ class Reader:
             self._fail(
                 field, f"points to byte {target}, outside the file of {self.source.size} bytes", at
             )
-        if kind in ("table", "union"):
-            return self._once((element, target), self._table, TABLES[element], target, field)
-        key = "data" if field.table == "Buffer" else field.type
-        read: Callable[..., Any] = self._children
-        if kind == "string":
-            read = self._text
-        elif kind == "scalars":
-            read = self._scalars
-        return self._once((key, target), read, field, target)
+        read: Callable[..., Any]
+        match field.kind:
+            case "table" | "union":
+                return self._table(element, target, field)
+            case "tables":
+                read = self._children
+            case "string":
+                read = self._text
+            case _:
+                read = self._scalars
+        # A buffer's bytes become `Data`, those of any other vector an array.
+        form = "data" if field.table == "Buffer" else field.type
+        return self._once((form, target), read, field, target)
 
     def _size(self, field: FieldSpec, target: int, width: int) -> int:
         """The number of bytes of a vector with elements of `width` bytes."""
@@ -222,34 +251,40 @@ class Reader:
             self._fail(field, f"claims {count} elements, more than the file holds", target)
         return count * width
 
-    def _scalars(self, field: FieldSpec, target: int) -> Data | Bytes:
-        dtype = NUMPY_TYPES[field.element]
-        size = self._size(field, target, dtype.itemsize)
+    def _scalars(self, field: FieldSpec, target: int) -> Data | np.ndarray[Any, Any]:
+        size = self._size(field, target, NUMPY_TYPES[field.element].itemsize)
         if field.table == "Buffer":
             self._spend(field, 4 + size, target)
             return Data(self.source, target + 4, size, external=False)
         width = _INDICES_PER_OBJECT if field.element == "int32" else _BYTES_PER_OBJECT
         self._spend(field, 4 + size, target, 1 + size // width)
-        return np.frombuffer(self.source.read(target + 4, size), dtype)
+        return self._numbers(field.element, target + 4, size)
+
+    def _numbers(self, element: str, begin: int, size: int) -> np.ndarray[Any, Any]:
+        """The numbers in `size` bytes."""
+        return np.frombuffer(self.source.read(begin, size), NUMPY_TYPES[element])
 
     def _text(self, field: FieldSpec, target: int) -> str:
         size = self._size(field, target, 1)
         self._spend(field, 4 + size + 1, target, 1 + size // _TEXT_PER_OBJECT)
-        content = self.source.read(target + 4, min(size + 1, self._end - target - 4))
+        begin = target + 4
+        content = self.source.read(begin, min(size + 1, self._end - begin))
         if content[size:] != b"\0":
             self._fail(field, "is a string that does not end in a zero byte", target)
         try:
             return str(content[:size], "utf-8")
         except UnicodeDecodeError:
-            self._fail(field, "is not valid UTF-8", target + 4)
+            self._fail(field, "is not valid UTF-8", begin)
 
     def _children(self, field: FieldSpec, target: int) -> list[Table]:
         size = self._size(field, target, 4)
-        spec = TABLES[field.element]
         self._spend(field, 4 + size, target)
-        offsets = iter_unpack("<I", self.source.read(target + 4, size))
-        places = (target + 4 + 4 * place + at for place, (at,) in enumerate(offsets))
-        return [self._once((spec.name, place), self._table, spec, place, field) for place in places]
+        children: list[Table] = []
+        place = target + 4
+        for offset in self._numbers("uint32", place, size).tolist():
+            children.append(self._table(field.element, place + offset, field))
+            place += 4
+        return children
 
     def _stored_after(self, table: Table, position: int) -> None:
         """Replace an offset and size by `Data`, in the field for bytes inside the flatbuffer.

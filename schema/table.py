@@ -69,15 +69,15 @@ class FieldSpec(NamedTuple):
     size: int
 
 
-def _field(table: str, name: str, slot: int, type_name: str, default: Default) -> FieldSpec:
+def field_spec(table: str, name: str, slot: int, type_name: str, default: Default) -> FieldSpec:
+    """A field, from its row in `tables.json`; `type_name` is its type as in schema.fbs."""
     element = type_name.strip("[]")
     kind = _kind(element)
     if type_name != element:
         kind += "s"
     code = SCALAR_CODES[element] if kind == "scalar" else "I"
-    return FieldSpec(
-        table, name, slot, type_name, default, kind, element, code, struct.calcsize(f"<{code}")
-    )
+    size = struct.calcsize(f"<{code}")
+    return FieldSpec(table, name, slot, type_name, default, kind, element, code, size)
 
 
 def _kind(element: str) -> str:
@@ -95,7 +95,7 @@ class TableSpec:
         """`rows`: field, slot, type as in schema.fbs, and default."""
         self.name = name
         self.slots = slots
-        self.fields = tuple(_field(name, *row) for row in rows)
+        self.fields = tuple(field_spec(name, *row) for row in rows)
         self.by_name = {field.name: field for field in self.fields}
         self.by_slot = {field.slot: field for field in self.fields}
         # Written in this order, fields need no padding between them.
@@ -161,16 +161,15 @@ class Table:
         A list of numbers becomes an array of the field's type.
         """
         field = self.spec.by_name[name]
-        listed = field.kind == "scalars" and isinstance(value, list | tuple)
-        values = {name: vector(field.element, value) if listed else value}
         if field.kind == "union":
             codes = {member: code for code, member in UNIONS[field.element].items()}
-            values[f"{name}_type"] = None if value is None else codes[value.name]
-        for key, one in values.items():
-            if one is None:
-                self.fields.pop(key, None)
-            else:
-                self.fields[key] = one
+            self.set(f"{name}_type", None if value is None else codes[value.name])
+        if value is None:
+            self.fields.pop(name, None)
+        elif field.kind == "scalars" and isinstance(value, list | tuple):
+            self.fields[name] = vector(field.element, value)
+        else:
+            self.fields[name] = value
 
     def key(self, without: Collection[str] = ()) -> Hashable:
         """Equal for tables of one type with equal contents, in all fields but those `without`; a default is absent."""
@@ -212,11 +211,9 @@ def key_of(value: Any) -> Hashable:
 
 def content_key(array: np.ndarray[Any, Any]) -> bytes:
     """Equal for equal bytes; short for long ones."""
-    return (
-        array.tobytes()
-        if array.nbytes <= _SHORT
-        else sha256(np.ascontiguousarray(array).data).digest()
-    )
+    if array.nbytes <= _SHORT:
+        return array.tobytes()
+    return sha256(np.ascontiguousarray(array).data).digest()
 
 
 def new_table(table: str, /, **fields: Any) -> Table:

@@ -9,7 +9,7 @@ as well aligned as it was in its file.
 
 import os
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypedDict, Unpack
 
@@ -37,12 +37,13 @@ _NUMBERS = {name: getattr(number_types, f"{name.capitalize()}Flags") for name in
 class _Hole(NamedTuple):
     """A placeholder in the tables for the position of `data`: a uoffset if inside, else a uint64 offset."""
 
-    at: int
     data: Data
     external: bool
+    at: int = 0
 
 
 _MISFIT = (TypeError, ValueError, OverflowError, AttributeError, struct.error)
+"""The exceptions that a builder raises for a value that does not fit its field."""
 
 
 class _TableBuilder:
@@ -87,28 +88,25 @@ class _TableBuilder:
             raise ModelFormatError(
                 "is not a field of this table: remove it", table=spec.name, field=name
             )
-        fields, data, hole = self._placed(table)
+        fields = self._with_hole(table)
         present = [field for field in spec.largest_first if field.name in fields]
         places: dict[str, int] = {}
         field = None
         try:
             for field in present:
-                if field.kind != "scalar" and field.name != hole:
-                    member = UNIONS.get(field.element, {}).get(fields.get(f"{field.name}_type", 0))
-                    places[field.name] = self._reference(field, fields[field.name], member)
+                if field.kind != "scalar" and not isinstance(fields[field.name], _Hole):
+                    places[field.name] = self._reference(field, fields)
             builder.StartObject(spec.slots)
             for field in present:
-                if field.name in places:
-                    builder.PrependUOffsetTRelative(places[field.name])
+                value = fields[field.name]
+                if isinstance(value, _Hole):
+                    builder.Prepend(_NUMBERS["uint64" if value.external else "uint32"], 0)
+                    self.holes.append(value._replace(at=builder.Offset()))
                 elif field.kind == "scalar":
-                    builder.Prepend(_NUMBERS[field.element], fields[field.name])
+                    builder.Prepend(_NUMBERS[field.element], value)
                 else:
-                    builder.PrependUint32(0)
+                    builder.PrependUOffsetTRelative(places[field.name])
                 builder.Slot(field.slot)
-                if field.name == hole and data is not None:
-                    self.holes.append(
-                        _Hole(builder.Offset(), data, external=field.kind == "scalar")
-                    )
             position: int = builder.EndObject()
         except _MISFIT as error:
             assert field is not None
@@ -116,33 +114,37 @@ class _TableBuilder:
             raise ModelFormatError(text, table=spec.name, field=field.name) from error
         return position
 
-    def _placed(self, table: Table) -> tuple[dict[str, Any], Data | None, str]:
-        """The fields of a table, its bytes that are placed later, and the field for their position."""
+    def _with_hole(self, table: Table) -> dict[str, Any]:
+        """The fields of a table, with a hole in place of its bytes, or of their offset if they go after the tables."""
         inside, offset, size = STORED_AFTER.get(table.name, ("", "", ""))
         data = table.fields.get(inside)
         if not isinstance(data, Data):
-            return table.fields, None, ""
+            return table.fields
         external = self._new_after if data.external is None else data.external
         if self._inside and not external:
-            return table.fields, data, inside
-        fields = {name: value for name, value in table.fields.items() if name != inside}
-        return fields | {offset: 0, size: data.length}, data, offset
+            return {**table.fields, inside: _Hole(data, external=False)}
+        fields = {**table.fields, offset: _Hole(data, external=True), size: data.length}
+        del fields[inside]
+        return fields
 
-    def _reference(self, field: FieldSpec, value: Any, member: str | None) -> int:
-        """The position of a text, vector or table; `member` is the table that a union holds."""
+    def _reference(self, field: FieldSpec, fields: Mapping[str, Any]) -> int:
+        """The position of the text, vector or table in a field; a union's type is in the field beside it."""
+        value = fields[field.name]
         element = field.element
         builder = self._builder
         if field.kind == "string":
             text: int = builder.CreateSharedString(value.encode())
             return text
-        if field.kind in {"table", "union"}:
-            return self._table(value, member if field.kind == "union" else element)
+        if field.kind == "table":
+            return self._table(value, element)
+        if field.kind == "union":
+            return self._table(value, UNIONS[element].get(fields.get(f"{field.name}_type", 0)))
         if field.kind == "tables":
             return self._once(field.type, id(value), self._tables, element, value)
-        if field.table == "Buffer" or value.dtype != NUMPY_TYPES[element] or value.ndim != 1:
-            raise TypeError(
-                "expected Data" if field.table == "Buffer" else f"expected a vector of {element}"
-            )
+        if field.table == "Buffer":
+            raise TypeError("expected Data")
+        if value.dtype != NUMPY_TYPES[element] or value.ndim != 1:
+            raise TypeError(f"expected a vector of {element}")
         return self._once(field.type, value.tobytes(), builder.CreateNumpyVector, value)
 
     def _tables(self, kind: str, tables: Any) -> int:
@@ -156,6 +158,7 @@ class _TableBuilder:
 
 ALIGNMENT: Final = 16
 _MOST_ALIGNMENT: Final = 4096
+_VECTOR_LENGTH: Final = 4  # bytes in front of a vector
 
 SUFFIXES: Final = {".tflite", ".litertlm", ".task", ".onnx", ".pte", ".gguf", ".safetensors"}
 
@@ -239,7 +242,13 @@ def lay_out(root: Table) -> list[Piece]:
 
 
 def _pieces(root: Table, *, inside: bool) -> list[Piece]:
-    """The model with weights inside the flatbuffer if they may be, or with none there; empty if it gets too large."""
+    """The model with weights inside the flatbuffer if they may be, or with none there; empty if it gets too large.
+
+        [tables with holes][weights of inner holes, each after its length][weights of external holes]
+
+    A hole then gets the position of its weight: inside, as a distance to the length; after the flatbuffer, from its
+    beginning.
+    """
     buffers = (table.fields.get("data") for table in root.tables("buffers"))
     # New weights go where the model keeps its other weights.
     new_after = any(isinstance(data, Data) and data.external for data in buffers)
@@ -250,23 +259,25 @@ def _pieces(root: Table, *, inside: bool) -> list[Piece]:
     positions = dict[tuple[bool, object], int]()
     for external in (False, True):
         for data in _in_order(hole.data for hole in builder.holes if hole.external == external):
-            prefix = 0 if external else 4  # a vector's length
-            at = end + prefix
+            at = end if external else end + _VECTOR_LENGTH
             # Keep the alignment in the source file, but at least 16 bytes and at most a page.
-            at += -at % min(max(data.offset & -data.offset, ALIGNMENT), _MOST_ALIGNMENT)
-            if prefix:
-                pieces.append(Piece(at - prefix, Data(data.length.to_bytes(prefix, "little"))))
+            alignment = min(max(data.offset & -data.offset, ALIGNMENT), _MOST_ALIGNMENT)
+            at += -at % alignment
+            if not external:
+                length = data.length.to_bytes(_VECTOR_LENGTH, "little")
+                pieces.append(Piece(at - _VECTOR_LENGTH, Data(length)))
             pieces.append(Piece(at, data))
             positions[external, data.key] = at
             end = at + data.length
         if not external and end > MAX_FLATBUFFER_SIZE:
             return []
-    for at, data, external in builder.holes:
+    for data, external, at in builder.holes:
         position = positions[external, data.key]
         if external:
             tables[at : at + 8] = position.to_bytes(8, "little")
         else:
-            tables[at : at + 4] = (position - 4 - at).to_bytes(4, "little")
+            distance = position - _VECTOR_LENGTH - at
+            tables[at : at + 4] = distance.to_bytes(4, "little")
     return [Piece(0, Data(bytes(tables))), *pieces]
 
 

@@ -126,7 +126,10 @@ def test_window_and_caches_are_read_from_executor_metadata_also_when_replaced(
     assert [new.content(i).size for i in (1, 2)] == [old.content(i).size for i in (1, 2)]
 
 
-@pytest.mark.parametrize("told", [b"\x0a", b"\x0a\x7f", b"\x80" * 11, b"\x0b"])
+A_GROUP_FOR_A_KIND = b"\x0a\x06\x12\x04\x33\x08\x01\x34"
+
+
+@pytest.mark.parametrize("told", [b"\x0a", b"\x0a\x7f", b"\x80" * 11, b"\x0b", A_GROUP_FOR_A_KIND])
 def test_damaged_metadata_is_refused(tmp_path: Path, told: bytes) -> None:
     with pytest.raises(ModelFormatError, match="executor metadata is damaged"):
         read_executor_metadata(read_bundle(ringed(tmp_path, told)))

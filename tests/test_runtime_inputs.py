@@ -10,7 +10,7 @@ import pytest
 from proof_models import tensor
 
 from edge_opt.runtime import noise
-from edge_opt.runtime.inputs import InputHint, InputPlan, Side, array_of, converted, pair, plan
+from edge_opt.runtime.inputs import InputHint, InputPlan, Side, array_of, converted, plan, twins
 from edge_opt.runtime.protocol import DeclinedError
 from edge_opt.runtime.tensors import Role, SignatureInfo, TensorInfo, role_of
 from edge_opt.verification.extremes import KINDS, extreme
@@ -90,7 +90,7 @@ def test_large_numbers_stay_in_the_range_of_a_quantized_counterpart() -> None:
     plain, coded = tensor("x", 1000), tensor("x", 1000, dtype="int8", scale=0.1)
     (made,) = plan(SignatureInfo("s", (plain,), ()), further=True)
     assert np.abs(array_of(made)).max() > 10_000
-    one, other = pair(made, coded)
+    one, other = twins(made, coded)
     assert np.abs(array_of(one) - array_of(other) * 0.1).max() <= 0.81, "clipped beyond 3 sigma"
 
 
@@ -195,7 +195,7 @@ def test_a_float_input_and_its_quantized_counterpart_get_the_same_real_numbers(n
     shape = (1, 1, 8, 8)
     plain, coded = tensor(name, *shape), tensor(name, *shape, dtype="int16", scale=0.01)
     (made,) = plan(SignatureInfo("s", (plain,), ()))
-    one, other = pair(made, coded)
+    one, other = twins(made, coded)
     assert np.abs(array_of(one) - array_of(other) * 0.01).max() <= 0.00501
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from proof_models import tensor
 
 from edge_opt.runtime import metrics
-from edge_opt.runtime.metrics import Difference, Tolerance, are_logits, measure
+from edge_opt.runtime.metrics import Difference, Tolerance, are_logits
 from edge_opt.runtime.tensors import TensorInfo
 
 
@@ -20,6 +20,17 @@ def f32(*values: float) -> np.ndarray:
 
 def i8(*values: int) -> np.ndarray:
     return np.array(values, np.int8)
+
+
+def plain(array: NDArray[Any]) -> TensorInfo:
+    return tensor("x", *array.shape, dtype=array.dtype.name)
+
+
+def measure(
+    a: NDArray[Any], b: NDArray[Any], infos: tuple[TensorInfo, TensorInfo] | None = None, **how: Any
+) -> Difference:
+    """The difference of two arrays, whose elements stand for themselves unless `infos` tell otherwise."""
+    return metrics.measure(a, b, infos or (plain(a), plain(b)), **how)
 
 
 def test_a_nan_equals_any_nan_and_zero_does_not_equal_minus_zero() -> None:
@@ -73,7 +84,13 @@ def quantized(dtype: str, scale: float, zero_point: int = 0) -> TensorInfo:
     ("a", "b", "infos", "steps", "max_abs"),
     [
         (i8(10, 14), i8(10, 11), (quantized("int8", 0.5, 10),) * 2, 3, 1.5),
-        (f32(1, 2), np.array([4, 9], np.int16), (None, quantized("int16", 0.25)), None, 0.25),
+        (
+            f32(1, 2),
+            np.array([4, 9], np.int16),
+            (tensor("x", 2), quantized("int16", 0.25)),
+            None,
+            0.25,
+        ),
         (i8(2), i8(4), (quantized("int8", 0.5), quantized("int8", 0.25)), None, 0),
         # With a scale for each channel codes are all there is.
         (
@@ -92,7 +109,7 @@ def test_quantized_values_are_compared_as_codes_and_as_real_numbers(
     steps: int | None,
     max_abs: float,
 ) -> None:
-    found = measure(a, b, quantized_a=infos[0], quantized_b=infos[1])
+    found = measure(a, b, infos)
     assert (found.steps, found.max_abs, found.equal, found.bitwise) == (
         steps,
         max_abs,
@@ -113,10 +130,10 @@ def test_quantized_values_are_compared_as_codes_and_as_real_numbers(
 def test_no_rounding_makes_one_token_another(tolerance: Tolerance, permitted: bool) -> None:
     tokens = tensor("token", 1, dtype="int32")
     a, b = np.array([151643], np.int32), np.array([151645], np.int32)
-    found = measure(a, b, quantized_a=tokens, quantized_b=tokens, tolerance=tolerance)
+    found = measure(a, b, (tokens, tokens), tolerance=tolerance)
     assert tolerance.permits(found) is found.equal is permitted
     codes = quantized("int32", 0.5)
-    found = measure(a, b, quantized_a=codes, quantized_b=codes, tolerance=tolerance)
+    found = measure(a, b, (codes, codes), tolerance=tolerance)
     assert tolerance.permits(found), "real numbers, two steps of 0.5 apart"
 
 

@@ -14,8 +14,7 @@ from edge_opt.comparison import golden
 from edge_opt.comparison.compare import compare
 from edge_opt.ir.parse import parse
 from edge_opt.runtime.description import describe
-from edge_opt.runtime.inputs import VARIANTS, array_of, plan
-from edge_opt.runtime.inputs import pair as twins
+from edge_opt.runtime.inputs import VARIANTS, array_of, plan, twins
 from edge_opt.runtime.tensors import SignatureInfo
 
 SUBGRAPHS = """

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from proof_models import tensor
 
 from edge_opt.ir.parse import parse
 from edge_opt.passes import Check, Exact, Proof, Steps, Table, Within
@@ -139,6 +140,7 @@ def test_clipped_values_are_not_bitwise_and_results_that_tell_nothing_no_proof()
 
 def test_no_difference_is_within_nan() -> None:
     ones = np.ones(4, np.float32)
+    info = tensor("x", 4)
     for tolerance in (Tolerance(atol=math.nan), Tolerance(relative=math.nan)):
-        assert not tolerance.permits(measure(ones, 2 * ones, tolerance=tolerance))
-        assert tolerance.permits(measure(ones, ones, tolerance=tolerance))
+        assert not tolerance.permits(measure(ones, 2 * ones, (info, info), tolerance=tolerance))
+        assert tolerance.permits(measure(ones, ones, (info, info), tolerance=tolerance))

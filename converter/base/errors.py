@@ -72,8 +72,13 @@ def unknown(kind: str, name: str, known: Iterable[str], also: Iterable[str] = ()
     return UsageError(f"{kind} '{name}' does not exist, {did_you_mean(name, known, also)}")
 
 
-def match_names(kind: str, wanted: str | Iterable[str], known: Collection[str]) -> list[str]:
-    """The known names that match `wanted` names or patterns such as `prefill_*`; UsageError if one matches none."""
+def match_names(kind: str, wanted: str | Iterable[str] | None, known: Collection[str]) -> list[str]:
+    """The known names that match `wanted` names or patterns such as `prefill_*`; UsageError if one matches none.
+
+    None stands for all names.
+    """
+    if wanted is None:
+        wanted = "*"
     found: dict[str, None] = {}
     for pattern in [wanted] if isinstance(wanted, str) else wanted:
         fitting = [name for name in known if name == pattern or fnmatchcase(name, pattern)]

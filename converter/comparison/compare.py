@@ -4,12 +4,12 @@ On a difference, find the first tensor that differs. At most one model is loaded
 """
 
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from itertools import accumulate, chain, groupby
-from typing import Literal
+from itertools import chain
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from edge_opt.comparison.findings import (
     name_of,
 )
 from edge_opt.comparison.generate import compare_generation
-from edge_opt.comparison.pairing import Both, Pair, Session, both_open, checked_numbers, sessions
+from edge_opt.comparison.pairing import Both, Session, both_open, checked_numbers, sessions
 from edge_opt.ir import Model, Operator, Subgraph, Tensor
 from edge_opt.ir.opening import ModelLike, Part
 from edge_opt.ir.text import operator_text
@@ -120,8 +120,10 @@ def _run_both(both: Both, kernels: Kernels, session: Session) -> Iterator[Signat
             _move(arrays, f"{folder}/{call}")
         others = both.worker.run_calls(both.files[1], theirs, kernels)
         for name, pair in session.pairs.items():
-            runs = zip(session.of(name, results), session.of(name, others), strict=True)
-            yield both.measure_all(pair, list(runs), session.ordinary(name))
+            of_a = session.outputs_of(name, results)
+            of_b = session.outputs_of(name, others)
+            runs = list(zip(of_a, of_b, strict=True))
+            yield both.measure_all(pair, runs, session.ordinary(name))
 
 
 def _first_outside(report: ComparisonReport) -> tuple[str, str] | None:
@@ -156,11 +158,13 @@ def first_difference(both: Both, name: str, output: str, kernels: Kernels) -> Fi
         return FirstDifference(name, reason=_KEEPS_STATE)
     (session,) = sessions({name: pair})
     of_a, of_b = next(infos for infos in pair.outputs if infos[0].name == output)
-    graph_a, inputs_a, outputs_a = both.models[0].arguments(name)
-    graph_b, inputs_b, outputs_b = both.models[1].arguments(name)
-    ends = (outputs_a[of_a.name], outputs_b[of_b.name])
-    shared = [*_shared(_named(graph_a, ends[0]), _named(graph_b, ends[1])), ends]
-    search = _Search(both, kernels, session, pair, (graph_a, graph_b), (inputs_a, inputs_b), shared)
+    graph_a, _, outputs_a = both.models[0].arguments(name)
+    graph_b, _, outputs_b = both.models[1].arguments(name)
+    end_a = outputs_a[of_a.name]
+    end_b = outputs_b[of_b.name]
+    shared = list(_shared(_named(graph_a, end_a), _named(graph_b, end_b)))
+    shared.append((end_a, end_b))
+    search = _Search(both, kernels, session, name, shared)
     for places in search.batches():
         both.tell("looking for the first difference", places[0], len(shared))
         found = search.look(places)
@@ -193,25 +197,28 @@ def _form(tensor: Tensor) -> Hashable:
     return tensor.shape, tensor.shape_signature, tensor.dtype
 
 
-@dataclass(frozen=True, slots=True)
-class _Search:
-    """The tensors of both sides in `shared`, in execution order, the output last; a place is an index into it."""
+class _Search(NamedTuple):
+    """Looks for the first difference in the signature `name`, which runs alone in the `session`.
+
+    `shared` has the tensors of both sides in execution order, the output last; a place is an index into it. Side 0 is
+    `a`, side 1 is `b`.
+    """
 
     both: Both
     kernels: Kernels
     session: Session
-    pair: Pair
-    graphs: Sequence[Subgraph]
-    inputs: Sequence[Mapping[str, Tensor]]
+    name: str
     shared: Sequence[Twins]
 
-    def batches(self) -> Iterator[list[int]]:
-        """Yield all places, in groups whose tensors fit into memory together."""
+    def batches(self) -> list[list[int]]:
+        """All places, in groups whose tensors fit into memory together."""
         calls = len(self.session.order)
-        sizes = [calls * (one.dtype.byte_size(one.elements) or 0) for one, _ in self.shared]
-        ends = list(accumulate(sizes))
-        for _, batch in groupby(range(len(ends)), lambda place: (ends[place] - 1) // _MOST_BYTES):
-            yield list(batch)
+        batches = defaultdict[int, list[int]](list)
+        end = 0
+        for place, (one, _) in enumerate(self.shared):
+            end += calls * (one.dtype.byte_size(one.elements) or 0)
+            batches[(end - 1) // _MOST_BYTES].append(place)
+        return list(batches.values())
 
     def look(self, places: Sequence[int]) -> tuple[int, OutputComparison] | None:
         """Run both models up to these tensors; return the first that differs, with its figures."""
@@ -220,7 +227,7 @@ class _Search:
             probes = {str(place): self.shared[place][side] for place in places}
             with Part(self._probed(side, probes)).file() as file:
                 results.append(self.both.worker.run_calls(file, calls, self.kernels))
-        ordinary = self.session.ordinary(self.pair.signature.name)
+        ordinary = self.session.ordinary(self.name)
         for place in places:
             one, other = self.shared[place]
             a = tensor_info(one, one.name)
@@ -234,26 +241,30 @@ class _Search:
 
     def _probed(self, side: int, probes: Mapping[str, Tensor]) -> Model:
         """The operators that compute these tensors, with the tensors as outputs of the signature."""
-        operators = needed_for(probes.values(), self.graphs[side].operators)
-        name = self.pair.signature.name
-        return cut_signature(self.both.models[side], name, operators, self.inputs[side], probes)
+        model = self.both.models[side]
+        graph, inputs, _ = model.arguments(self.name)
+        operators = needed_for(probes.values(), graph.operators)
+        return cut_signature(model, self.name, operators, inputs, probes)
 
     def describe(self, place: int, figures: OutputComparison) -> FirstDifference:
         """Describe a difference; all shared tensors before it are equal."""
         equal = set(chain.from_iterable(self.shared[:place]))
         tensor, other_tensor = self.shared[place]
-        cone_a = needed_for([tensor], self.graphs[0].operators, equal)
-        cone_b = needed_for([other_tensor], self.graphs[1].operators, equal)
+        graph_a, inputs_a, _ = self.both.models[0].arguments(self.name)
+        graph_b, inputs_b, _ = self.both.models[1].arguments(self.name)
+        cone_a = needed_for([tensor], graph_a.operators, equal)
+        cone_b = needed_for([other_tensor], graph_b.operators, equal)
         names = _ShortNames(self.shared)
-        for one, other in zip(self.pair.signature.inputs, self.pair.inputs, strict=True):
-            names.known[self.inputs[0][one.name]] = f"%{one.name}"
-            names.known[self.inputs[1][other.name]] = f"%{one.name}"
+        pair = self.both.pairs[self.name]
+        for one, other in zip(pair.signature.inputs, pair.inputs, strict=True):
+            names.known[inputs_a[one.name]] = f"%{one.name}"
+            names.known[inputs_b[other.name]] = f"%{one.name}"
         # Tensors are numbered in the order in which they are shown.
         read = [names.of(one) for one in reads([*cone_a, *cone_b]) if not one.is_constant]
         operators_a = [operator_text(operator, names.of) for operator in cone_a]
         operators_b = [operator_text(operator, names.of) for operator in cone_b]
         return FirstDifference(
-            signature=self.pair.signature.name,
+            signature=self.name,
             equal_before=tuple(dict.fromkeys(read)),
             operators_a=tuple(operators_a),
             operators_b=tuple(operators_b),

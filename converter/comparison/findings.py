@@ -110,11 +110,7 @@ def measured(
             retyped = f"{a.dtype} in a, {b.dtype} in b"
             if not (_are_reals(a, info_a) and _are_reals(b, info_b)):
                 return OutputComparison(name=name, reason=retyped)
-        found.append(
-            measure(
-                a, b, quantized_a=info_a, quantized_b=info_b, tolerance=tolerance, logits=logits
-            )
-        )
+        found.append(measure(a, b, (info_a, info_b), tolerance=tolerance, logits=logits))
     output = OutputComparison(**asdict(reduce(merge, found)), name=name)
     reason = requantized(info_a, info_b)
     if retyped and output.equal and tolerance == NONE:

@@ -16,6 +16,7 @@ from edge_opt.ir.opening import AUXILIARY_SECTION, EMBEDDER_SECTION, ModelLike, 
 from edge_opt.runtime import noise
 from edge_opt.runtime.description import describe
 from edge_opt.runtime.loop import Call, Loop, is_basic
+from edge_opt.runtime.protocol import Array
 from edge_opt.runtime.runner import Worker
 from edge_opt.runtime.tensors import (
     MAIN,
@@ -36,6 +37,7 @@ AUXILIARY = "auxiliary"
 _MOST_TOKENS = 100_000
 
 Prompt = tuple[tuple[int, ...], ...]
+"""Tokens: those of a prompt by batch row, or those that were generated, by step and batch row."""
 Described = Mapping[str, Sequence[SignatureInfo]]
 
 
@@ -49,8 +51,9 @@ def find_parts(given: ModelLike) -> dict[str, Part]:
     opened = Opened(given)
     parts = {MAIN: opened.main()}
     for name, kind in ((EMBEDDER, EMBEDDER_SECTION), (AUXILIARY, AUXILIARY_SECTION)):
-        part = opened.find(kind)
-        if opened.path is not None and opened.bundle is None:
+        if opened.path is None or opened.bundle is not None:
+            part = opened.find(kind)
+        else:
             part = _beside(Path(opened.path), name)
         if part is not None:
             parts[name] = part
@@ -99,21 +102,27 @@ def compare_generation(
         raise UsageError(f"{count} tokens to generate, expected 1 to {_MOST_TOKENS}")
     ours = find_parts(a)
     theirs = find_parts(b)
-    sides = (a, "a", {**theirs, **ours}), (b, "b", {**ours, **theirs})
-    prompt: Prompt | None = None
-    results = []
+    window = window_of(a) or window_of(b)
     with Worker() as worker:
-        for given, title, parts in sides:
+
+        def generate(
+            name: str, parts: Mapping[str, Part], prompt: Prompt | None
+        ) -> tuple[Loop, Array]:
             with open_parts(parts) as (files, described):
-                loop = plan_loop(name_of(given, title), described, count, seed, prompt)
-                loop = replace(loop, window=window_of(given))
-                prompt = loop.prompt
-                logits = worker.generate(files, loop, kernels)
-            tokens = logits.argmax(axis=-1).tolist()
-            results.append((tuple(map(tuple, tokens)), loop.logits, logits))
-    (tokens_a, info_a, logits_a), (tokens_b, info_b, logits_b) = results
-    difference = measured(info_a, info_b, [(logits_a, logits_b)], logits=True)
+                loop = plan_loop(name, described, count, seed, prompt)
+                loop = replace(loop, window=window)
+                return loop, worker.generate(files, loop, kernels)
+
+        loop, logits_a = generate(name_of(a, "a"), {**theirs, **ours}, None)
+        other, logits_b = generate(name_of(b, "b"), {**ours, **theirs}, loop.prompt)
+    difference = measured(loop.logits, other.logits, [(logits_a, logits_b)], logits=True)
+    tokens_a = _tuples(logits_a.argmax(axis=-1))
+    tokens_b = _tuples(logits_b.argmax(axis=-1))
     return GenerationComparison(count, loop.prompt, tokens_a, tokens_b, difference)
+
+
+def _tuples(rows: Array) -> Prompt:
+    return tuple(map(tuple, rows.tolist()))
 
 
 def plan_loop(
@@ -137,7 +146,8 @@ def plan_loop(
         )
     (logits,) = (info for info in decode.outputs if "logits" in info.name)
     batch = logits.shape[0] if len(logits.shape) > 2 else 1
-    if logits.elements != batch * max(logits.shape[-1:], default=0) or logits.elements < 2 * batch:
+    vocabulary = max(logits.shape[-1:], default=0)
+    if logits.elements != batch * vocabulary or logits.elements < 2 * batch:
         shape = f"output '{logits.name}' has shape {list(logits.shape)}, expected [batch, 1, vocabulary]"
         raise UsageError(f"{name}, signature '{decode.name}': {shape}")
     rows = new_tokens(prefill)
@@ -151,8 +161,8 @@ def plan_loop(
     if prompt is None:
         length = min(rows, cache - count) + 1
         stream = noise.seed_of(seed, "prompt", 0)
-        numbers = noise.integers(stream, batch * length, 1, logits.shape[-1])
-        prompt = tuple(map(tuple, numbers.reshape(batch, length).tolist()))
+        numbers = noise.integers(stream, batch * length, 1, vocabulary)
+        prompt = _tuples(numbers.reshape(batch, length))
     return Loop(
         _calls(name, described, prefill, batch * rows),
         _calls(name, described, decode, batch),
@@ -193,7 +203,8 @@ def _calls(name: str, described: Described, step: SignatureInfo, count: int) -> 
     for model in (EMBEDDER, AUXILIARY):
         helpers += (Call(model, signature) for signature in described.get(model, ()))
     givers = _givers(step, helpers)
-    calls = list(dict.fromkeys(givers[info.name] for info in step.inputs if info.name in givers))
+    given = [info for info in step.inputs if info.name in givers]
+    calls = list(dict.fromkeys(givers[info.name] for info in given))
     calls.append(Call(MAIN, step))
     update = _update(step, helpers)
     if update is not None:

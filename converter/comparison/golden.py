@@ -35,7 +35,7 @@ from edge_opt.runtime import noise
 from edge_opt.runtime.description import describe
 from edge_opt.runtime.inputs import Planned, array_of, converted, integer_remarks
 from edge_opt.runtime.metrics import Tolerance
-from edge_opt.runtime.protocol import KINDS, Array
+from edge_opt.runtime.protocol import KINDS, Array, Arrays
 from edge_opt.runtime.runner import Worker
 from edge_opt.runtime.tensors import SignatureInfo, TensorInfo
 
@@ -172,15 +172,16 @@ def record(
     resolve_target(path, overwrite=overwrite, inputs=[opened.path])
     with Worker() as worker, opened.main().file() as file:
         described = describe(load(file))
-        names = match_names("signature", "*" if signatures is None else signatures, [*described])
+        names = match_names("signature", signatures, [*described])
         chosen = [described[name] for name in names]
-        share = _BUDGET // max(len(list(_recorded(chosen))), 1)
+        places = list(_recorded(chosen))
+        share = _BUDGET // max(len(places), 1)
         golden = _Golden(_KIND, seed, atol, rtol, share, chosen, [])
         pairs = {one.name: Pair.of(one, one, ("", ""), {}) for one in chosen}
         for session in sessions(pairs):
             results = worker.run_calls(file, session.calls(seed)[0])
             for name in session.pairs:
-                for call, arrays in enumerate(session.of(name, results)):
+                for call, arrays in enumerate(session.outputs_of(name, results)):
                     for info in described[name].outputs:
                         array = arrays[info.name]
                         golden.outputs.append(_Output.of(array, info))
@@ -192,10 +193,16 @@ def record(
     return Path(path)
 
 
-_Recorded = tuple[_Output, Array]
-"""An output as recorded: its figures, and a sample of it."""
+class _Recorded(NamedTuple):
+    """An output as recorded: its figures, and a sample of it."""
+
+    figures: _Output
+    sample: Array
+
+
 _Place = tuple[str, int, str]
 """An output of one call: the signature, the number of the call, and the output's name."""
+_Kept = Mapping[_Place, _Recorded]
 
 
 def _recorded(signatures: Sequence[SignatureInfo]) -> Iterator[_Place]:
@@ -234,20 +241,25 @@ def check(model: ModelLike, path: AnyPath) -> ComparisonReport:
             remarks += dict.fromkeys(_misfits(calls))
             results = worker.run_calls(file, calls[1])
             for name in recorded:
-                pair = pairs[name]
-                ordinary = session.ordinary(name)
-                outputs: list[OutputComparison] = []
-                for before, now in pair.outputs:
-                    runs: list[tuple[_Recorded, Array]] = []
-                    for call, arrays in enumerate(session.of(name, results)):
-                        runs.append((kept[name, call, before.name], arrays[now.name]))
-                    outputs.append(_output(golden, name, (before, now), runs, ordinary))
-                differs = pair.reason or pair.differs
-                compared[name] = SignatureComparison(name, (*outputs, *pair.alone), differs)
+                compared[name] = _compare(golden, kept, pairs[name], session, results)
     report = ComparisonReport(*names, "cpu", golden.seed, golden.atol, golden.rtol)
     return replace(
         report, signatures=tuple(compared[name] for name in known), remarks=tuple(remarks)
     )
+
+
+def _compare(
+    golden: _Golden, kept: _Kept, pair: Pair, session: Session, results: Sequence[Arrays]
+) -> SignatureComparison:
+    """Compare the outputs of one signature, from the results of all calls of its session."""
+    name = pair.signature.name
+    outputs: list[OutputComparison] = []
+    for before, now in pair.outputs:
+        runs: list[tuple[_Recorded, Array]] = []
+        for call, arrays in enumerate(session.outputs_of(name, results)):
+            runs.append((kept[name, call, before.name], arrays[now.name]))
+        outputs.append(_output(golden, name, (before, now), runs, session.ordinary(name)))
+    return SignatureComparison(name, (*outputs, *pair.alone), pair.reason or pair.differs)
 
 
 def _pair(recorded: SignatureInfo, now: SignatureInfo | None, names: Sequence[str]) -> Pair:
@@ -286,15 +298,17 @@ def _output(
     elements = 0
     reason = ""
     differs = False
-    for call, ((expected, kept), array) in enumerate(runs):
+    for call, (recorded, array) in enumerate(runs):
         if differs and call == ordinary:
             break  # further inputs tell nothing new
+        expected = recorded.figures
         actual = _Output.of(array, now)
         if actual.kind != expected.kind:
             return OutputComparison(
                 name=before.name, reason=f"{expected.kind} recorded, {actual.kind} now"
             )
         sample = _sample(array, signature, before.name, call, golden.share)
+        kept = recorded.sample
         if (kept.shape, kept.dtype) != (sample.shape, sample.dtype):
             raise _damaged(before)
         sampled.append((kept, sample))
@@ -329,7 +343,7 @@ def _sample(array: Array, signature: str, name: str, run: int, share: int) -> Ar
     return flat[np.sort(noise.integers(seed, room, 0, flat.size))]
 
 
-def _read(path: Path) -> tuple[_Golden, Mapping[_Place, _Recorded]]:
+def _read(path: Path) -> tuple[_Golden, _Kept]:
     """Return the content of a golden file, and its outputs by place."""
     try:
         if path.stat().st_size > _MAX_FILE:
@@ -357,9 +371,7 @@ def _read(path: Path) -> tuple[_Golden, Mapping[_Place, _Recorded]]:
     )
 
 
-def _checked(
-    golden: _Golden, samples: Sequence[Array]
-) -> tuple[_Golden, Mapping[_Place, _Recorded]]:
+def _checked(golden: _Golden, samples: Sequence[Array]) -> tuple[_Golden, _Kept]:
     """A file's content, which must be complete, and its outputs by place."""
     checked_numbers(golden.seed, golden.atol, golden.rtol)
     if len(golden.signatures) > _MAX_SIGNATURES:
@@ -376,5 +388,5 @@ def _checked(
     places = list(islice(_recorded(golden.signatures), len(golden.outputs) + 1))
     if not len(places) == len(golden.outputs) == len(samples):
         raise GoldenError("its outputs are not complete")
-    outputs = zip(golden.outputs, samples, strict=True)
+    outputs = map(_Recorded, golden.outputs, samples)
     return golden, dict(zip(places, outputs, strict=True))

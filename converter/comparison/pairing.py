@@ -3,12 +3,13 @@
 The caller runs the models, on the CPU or in an emulator. Only the outputs of one signature are kept at a time.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from edge_opt.base.errors import UsageError, match_names, unknown
 from edge_opt.base.words import Progress, many, no_progress
@@ -22,8 +23,7 @@ from edge_opt.comparison.findings import (
 from edge_opt.ir import Model, load
 from edge_opt.ir.opening import ModelLike, Opened
 from edge_opt.runtime.description import describe
-from edge_opt.runtime.inputs import InputPlan, Planned, integer_remarks, plan, runs_for
-from edge_opt.runtime.inputs import pair as twins
+from edge_opt.runtime.inputs import InputPlan, Planned, integer_remarks, plan, runs_for, twins
 from edge_opt.runtime.metrics import Tolerance, are_logits
 from edge_opt.runtime.protocol import Array, Arrays
 from edge_opt.runtime.runner import Worker
@@ -68,7 +68,8 @@ class Pair:
         either = a or b
         assert either is not None, "the signature is of one of the models"
         if a is None or b is None:
-            return cls(either, reason=f"only in {names[a is None]}")
+            side = 0 if b is None else 1
+            return cls(either, reason=f"only in {names[side]}")
         by_place = a.positional and b.positional
         inputs, alone = _matched(a.inputs, b.inputs, names, by_place=by_place)
         if alone:
@@ -81,15 +82,13 @@ class Pair:
             if how:
                 differs = differs or f"input '{one.name}' has {how}"
             given = shapes.get(f"{a.name}/{one.name}", shapes.get(one.name))
-            facts = _shape_of_both(one, other, given)
-            if not facts:
+            fitted = _fitted(one, other, given, recorded=recorded)
+            if not fitted:
                 asked = "" if given is None else f", requested {tuple(given)}"
                 shown = f"input '{one.name}' has shape {one.declared} in a, {other.declared} in b"
                 return cls(a, reason=f"{shown}{asked}")
-            if not recorded:
-                facts |= _limits_of_both(one, other)
-            ours.append(replace(one, **facts))
-            theirs.append(replace(other, **facts))
+            ours.append(fitted[0])
+            theirs.append(fitted[1])
         keeps_state = a.keeps_state or b.keeps_state
         signature = replace(a, inputs=tuple(ours), keeps_state=keeps_state)
         outputs, alone = _matched(a.outputs, b.outputs, names, by_place=by_place)
@@ -101,37 +100,36 @@ class Pair:
         """Plan the inputs of one run for each model, with the same real numbers."""
         ours: list[InputPlan] = []
         theirs: list[InputPlan] = []
-        planned = plan(self.signature, seed=seed, run=run, further=further)
-        for one, info in zip(planned, self.inputs, strict=True):
-            both = (one, replace(one, source=one.info, info=info))
-            if not self.recorded:
-                both = twins(one, info)
-            ours.append(both[0])
-            theirs.append(both[1])
+        plans = plan(self.signature, seed=seed, run=run, further=further)
+        for planned, info in zip(plans, self.inputs, strict=True):
+            one, other = twins(planned, info, recorded=self.recorded)
+            ours.append(one)
+            theirs.append(other)
         return ours, theirs
 
 
-def _shape_of_both(
-    one: TensorInfo, other: TensorInfo, given: Sequence[int] | None
-) -> dict[str, Any]:
-    """The shape that fits an input of both models; empty if none, or not the `given` one, does."""
+def _fitted(
+    one: TensorInfo, other: TensorInfo, given: Sequence[int] | None, *, recorded: bool
+) -> list[TensorInfo]:
+    """Both descriptions of an input, with the shape and limits that fit both models.
+
+    Empty if no shape, or not the `given` one, fits. The limits of `recorded` inputs hold as they are.
+    """
     if not may_be_alike(one.declared, other.declared):
-        return {}
+        return []
     declared = tuple(map(max, one.declared, other.declared))
     taken = declared if given is None else tuple(given)
     if not may_be_alike(declared, taken):
-        return {}
-    return {"shape": tuple(1 if size < 0 else size for size in taken), "declared": declared}
-
-
-def _limits_of_both(one: TensorInfo, other: TensorInfo) -> dict[str, Any]:
-    """The limits that fit an input of both models."""
+        return []
+    shape = tuple(1 if size < 0 else size for size in taken)
+    fitted = [replace(info, shape=shape, declared=declared) for info in (one, other)]
+    if recorded:
+        return fitted
+    entries = _smallest((one.entries, other.entries))
     ends = (one.accepts, other.accepts)
-    return {
-        "entries": _smallest((one.entries, other.entries)),
-        "accepts": None if None in ends else _smallest(ends),
-        "near": tuple(sorted({*one.near, *other.near})),
-    }
+    accepts = None if None in ends else _smallest(ends)
+    near = tuple(sorted({*one.near, *other.near}))
+    return [replace(info, entries=entries, accepts=accepts, near=near) for info in fitted]
 
 
 def _smallest(limits: Iterable[int | None]) -> int:
@@ -189,7 +187,9 @@ def orders(signatures: Sequence[SignatureInfo]) -> list[list[Turn]]:
     if stateful:
         # One cycle calls each signature once after every one of them.
         cycle = _each_after_each(stateful)
-        found.append(_turns(cycle, -(-_LEAST_CALLS // len(stateful)), -(-most // len(stateful))))
+        cycles = math.ceil(_LEAST_CALLS / len(stateful))
+        further_cycles = math.ceil(most / len(stateful))
+        found.append(_turns(cycle, cycles, further_cycles))
     return found
 
 
@@ -210,8 +210,7 @@ def _each_after_each(names: Sequence[str]) -> list[str]:
     return cycle
 
 
-@dataclass(frozen=True, slots=True)
-class Session:
+class Session(NamedTuple):
     """Signatures of a model that stays loaded, and the order of their calls."""
 
     pairs: Mapping[str, Pair]
@@ -237,7 +236,7 @@ class Session:
             what = "results may depend on earlier calls or on random numbers"
             yield f"{what}; run in one session, {often}: {', '.join(stateful)}"
 
-    def of(self, name: str, outputs: Sequence[Arrays]) -> list[Arrays]:
+    def outputs_of(self, name: str, outputs: Sequence[Arrays]) -> list[Arrays]:
         """The outputs of one signature's calls, from those of all calls."""
         calls = zip(self.order, outputs, strict=True)
         return [arrays for turn, arrays in calls if turn.name == name]
@@ -257,8 +256,7 @@ def sessions(pairs: Mapping[str, Pair]) -> list[Session]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Both:
+class Both(NamedTuple):
     """Two open models: files, graphs and paired signatures; `begun` is the report before anything is compared."""
 
     begun: ComparisonReport
@@ -303,7 +301,7 @@ class Both:
             yield f"{many(len(retyped), 'argument')} {how}"
 
     def measure(
-        self, a: TensorInfo, b: TensorInfo, runs: Iterable[tuple[Array, Array]], ordinary: int = 1
+        self, a: TensorInfo, b: TensorInfo, runs: Iterable[tuple[Array, Array]], ordinary: int
     ) -> OutputComparison:
         """Compare one output of both models over all runs, the first of which are `ordinary`."""
         tolerance = Tolerance(atol=self.begun.atol, rtol=self.begun.rtol)
@@ -345,10 +343,9 @@ def both_open(
             ours = describe(models[0])
             theirs = describe(models[1])
             _check_shapes(shapes, ours)
-            wanted = "*" if signatures is None else signatures
             sides = (begun.a, begun.b)
             pairs: dict[str, Pair] = {}
-            for name in match_names("signature", wanted, [*(ours | theirs)]):
+            for name in match_names("signature", signatures, [*(ours | theirs)]):
                 pairs[name] = Pair.of(ours.get(name), theirs.get(name), sides, shapes)
             yield Both(begun, worker, (file_a, file_b), models, pairs, tell)
 

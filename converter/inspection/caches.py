@@ -1,7 +1,7 @@
 """A model's caches: their lengths, ring buffers among them, and LiteRT-LM's assumptions about them."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edge_opt.base.record import Record
 from edge_opt.base.words import many
@@ -53,15 +53,15 @@ def find_caches(model: Model, bundle: Bundle | None = None) -> Caches:
     ModelFormatError if the bundle's executor metadata is damaged.
     """
     metadata = read_executor_metadata(bundle)
-    found: dict[str, tuple[int, int]] = {}
+    found: dict[str, Cache] = {}
     for signature in describe(model).values():
         axes = growing_axes(signature)
         for info in signature.inputs:
             axis = axes.get(info.name)
             if axis is not None:
-                found[info.name] = (info.shape[axis], axis)
-    longest = max(found.values(), default=(0, 0))[0]
-    caches = tuple(Cache(name, axis, size, size < longest) for name, (size, axis) in found.items())
+                found[info.name] = Cache(info.name, axis, info.shape[axis], ring=False)
+    longest = max((cache.positions for cache in found.values()), default=0)
+    caches = tuple(replace(cache, ring=cache.positions < longest) for cache in found.values())
     window = None if metadata is None else metadata.window
     is_silent = bundle is not None and window is None
     if not caches or not is_silent or not _slides(model):

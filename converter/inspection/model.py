@@ -15,7 +15,7 @@ from edge_opt.base.work import made_from
 from edge_opt.conversion import convert
 from edge_opt.conversion.models import choose_parts, close_inputs, find_unsound
 from edge_opt.inspection.caches import Caches, find_caches, made_for_cpus
-from edge_opt.ir import Constants, Model, Operator, Subgraph, Tensor
+from edge_opt.ir import Constants, Model, Operator, Tensor
 from edge_opt.ir.composites import COMPOSITE, Composite, composites
 from edge_opt.ir.opening import ModelLike, Opened, is_compiled, readable, weights_outside
 from edge_opt.passes import PASSES, Context, Status, Verdict, run_pass
@@ -157,12 +157,10 @@ def inspect(
         for_cpus=made_for_cpus(opened, model),
     )
     opened_up = _with_open_composites(model)
-    for (name, graph), (_, seen) in zip(
-        model.entry_points(), opened_up.entry_points(), strict=True
-    ):
-        blocks = [*_attention(opened_up, name, seen)]
+    for name, _ in model.entry_points():
+        blocks = [*_attention(opened_up, name)]
         inspection.attention += filter(None, blocks)
-        inspection.signatures.append(_content(model, name, graph, blocks.count(None)))
+        inspection.signatures.append(_content(model, name, blocks.count(None)))
     if inspection.compiled:
         whole = made_from(inspection.file)
         inspection.made_from = None if whole is None else str(whole)
@@ -181,12 +179,13 @@ def inspect(
     return inspection
 
 
-def _content(model: Model, name: str, graph: Subgraph, unmatched: int) -> SignatureContent:
-    _, inputs, outputs = model.arguments(name)
+def _content(model: Model, name: str, unmatched: int) -> SignatureContent:
+    graph, inputs, outputs = model.arguments(name)
+    counts = Counter(operator.name for operator in graph.operators)
     return SignatureContent(
         name,
         operators=len(graph.operators),
-        operator_counts=dict(Counter(operator.name for operator in graph.operators).most_common()),
+        operator_counts=dict(counts.most_common()),
         inputs=_listed(inputs),
         outputs=_listed(outputs),
         composites=tuple(composites(graph.operators)),
@@ -201,9 +200,10 @@ def _listed(named: Mapping[str, Tensor]) -> tuple[Argument, ...]:
     )
 
 
-def _attention(model: Model, name: str, graph: Subgraph) -> Iterator[AttentionBlock | None]:
+def _attention(model: Model, name: str) -> Iterator[AttentionBlock | None]:
     """Attention blocks of an entry point; None for an unknown form."""
-    labels = {tensor: label for label, tensor in model.arguments(name)[1].items()}
+    graph, inputs, _ = model.arguments(name)
+    labels = {tensor: label for label, tensor in inputs.items()}
     for match in find_blocks(graph):
         if not isinstance(match, NotABlock):
             yield AttentionBlock(

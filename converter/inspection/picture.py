@@ -45,11 +45,10 @@ class Example:
             sources = operator.computed
             if place not in range(hidden.start, hidden.stop):
                 drawing.draw(composite_name(operator) or operator.name, sources)
-            elif place == hidden.start:  # inputs of all heads are drawn at the first one
-                drawing.draw(
-                    f"{len(hidden)} more like it",
-                    [*filter(drawing.made.__contains__, sources)],
-                )
+            elif place == hidden.start:
+                # Inputs of all heads are drawn at the first one.
+                drawn = [tensor for tensor in sources if tensor in drawing.made]
+                drawing.draw(f"{len(hidden)} more like it", drawn)
             drawing.made |= dict.fromkeys(operator.outputs, len(drawing.boxes) - 1)
         return drawing.text()
 

@@ -81,27 +81,22 @@ class Report(Record):
     def sections(self) -> Iterator[tuple[str, Content]]:
         """Sections of the Markdown and HTML formats, in order."""
         result = self.result
-        heads = ("site", "heads", "verdict", "reason, or result of verification")
-        sites: Table = [*map(_site_row, result.sites)]
+        sites: Table = [("site", "heads", "verdict", "reason, or result of verification")]
+        sites += map(_site_row, result.sites)
         if self.gain is not None:
             yield self.gain.title, self.gain.rows
             yield "Limits of the estimates", self.gain.note
         yield "Signatures", entry_point_table(result)
-        yield "Sites", [heads, *sites] if sites else "No pass applies to this model."
+        yield "Sites", sites if result.sites else "No pass applies to this model."
         if result.whole:
-            rows = [(one.name, one.outcome, str(one.allowance)) for one in result.whole]
-            yield (
-                "The whole models, before and after",
-                [("signature", "found", "required"), *rows],
-            )
+            rows: Table = [("signature", "found", "required")]
+            rows += ((one.name, one.outcome, str(one.allowance)) for one in result.whole)
+            yield "The whole models, before and after", rows
         findings: Table = [("severity", "finding"), *self.lint]
         yield f"Findings for {result.target}", findings if self.lint else _NO_LINT
         if self.example is not None:
             yield f"One block of {self.example.signature}", self.example
-        yield (
-            "Origin",
-            [("", ""), *self.origin.items(), ("time", f"{result.seconds:.1f} s")],
-        )
+        yield "Origin", [("", ""), *self.origin.items(), ("time", f"{result.seconds:.1f} s")]
 
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON values: those of `convert --json`, plus origin, summary, findings and example."""
@@ -120,7 +115,8 @@ class Report(Record):
         if suffix == ".json":
             return json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
         title = Path(self.result.input).name if self.result.input else "model in memory"
-        return (to_markdown if suffix == ".md" else to_html)(title, self.summary, self.sections())
+        render = to_markdown if suffix == ".md" else to_html
+        return render(title, self.summary, self.sections())
 
     def write(self, path: AnyPath, *, overwrite: bool = False) -> None:
         """Write the report in the format of the path's suffix.

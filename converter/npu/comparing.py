@@ -105,8 +105,8 @@ def _distances(pair: Pair, cpu: Arrays, a: Arrays, b: Arrays) -> dict[str, tuple
         if of_a.shape != of_b.shape:
             continue
         reference = cpu[of_a.name]
-        ours = measure(reference, a[of_a.name], quantized_a=of_a, quantized_b=of_a)
-        theirs = measure(reference, b[of_b.name], quantized_a=of_a, quantized_b=of_b)
+        ours = measure(reference, a[of_a.name], (of_a, of_a))
+        theirs = measure(reference, b[of_b.name], (of_a, of_b))
         distances[of_a.name] = (ours.snr_db, theirs.snr_db)
     return distances
 

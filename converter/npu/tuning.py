@@ -187,7 +187,7 @@ def largest_attention(model: Model, signature: str | None = None) -> tuple[str, 
     """
     graphs = dict(model.entry_points())
     found: list[tuple[str, Block]] = []
-    for name in match_names("signature", "*" if signature is None else signature, graphs):
+    for name in match_names("signature", signature, graphs):
         blocks = [match for match in find_blocks(graphs[name]) if isinstance(match, Block)]
         found += [(name, block) for block in blocks if block.heads > 1]
     if not found:

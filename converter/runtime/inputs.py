@@ -8,6 +8,7 @@ tensor and its quantized counterpart.
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, NamedTuple
@@ -87,8 +88,10 @@ Planned = tuple[str | None, Sequence[InputPlan]]
 class _Scene(NamedTuple):
     """How masks, positions and caches of one signature fit together.
 
-    The widest mask has `past` columns for the cache, then `new` ones for the new tokens, the first of which is at
-    position `start`. A mask over a shorter ring buffer has fewer columns for the cache.
+        the widest mask, `[.., new, past + new]`:   [columns of the cache, `past`][columns of new tokens, `new`]
+        positions of the new tokens:                start, start + 1, ...
+
+    The cache holds the positions before `start`. A mask over a shorter ring buffer has fewer columns for it.
     """
 
     past: int
@@ -119,21 +122,21 @@ def plan(
     plans: list[InputPlan] = []
     for info, hint in zip(signature.inputs, hints, strict=True):
         variant = run % _kinds(info, hint.role)
-        facts = {**asdict(hint), "variant": variant}
+        planned = InputPlan(**asdict(hint), info=info, start=scene.start, variant=variant)
         if further and (info.is_float or info.quantized):
-            facts |= {"role": "integer", "variant": _SHORTER + run % 2}
+            planned = replace(planned, role="integer", variant=_SHORTER + run % 2)
         elif _has_no_role(info, hint.role):
-            facts |= _unknown(info)
+            planned = _by_readers(planned)
         elif hint.role == "token":
-            facts["limit"] = tokens
+            planned = replace(planned, limit=tokens)
         elif hint.role == "mask":
-            facts |= _of_mask(info, scene, run)
+            planned = _with_scene(planned, scene, run)
         # Some runs change the numbers that an earlier one drew: to the opposite of 0 and 1, or to the next row.
         drawn = run
-        if facts["role"] != "integer" or variant == 1:
+        if planned.role != "integer" or variant == 1:
             drawn -= variant
         stream = noise.seed_of(seed, f"{signature.name}/{drawn}/{_stream(info, hint.role)}")
-        plans.append(InputPlan(info=info, stream=stream, start=scene.start, **facts))
+        plans.append(replace(planned, stream=stream))
     return tuple(plans)
 
 
@@ -144,15 +147,17 @@ def _stream(info: TensorInfo, role: Role) -> str:
     return info.name
 
 
-def _of_mask(info: TensorInfo, scene: _Scene, run: int) -> dict[str, int]:
-    """Facts about a mask from its width and its name."""
+def _with_scene(planned: InputPlan, scene: _Scene, run: int) -> InputPlan:
+    """The plan of a mask, from its width and its name."""
+    info = planned.info
     width = info.shape[-1] if info.shape else 1
     is_sliding = "local" in info.name or "sliding" in info.name
-    return {
-        "past": max(width - scene.new, 0) if scene.past else 0,
-        "window": min(_WINDOW, max(width // 4, 1)) if is_sliding else 0,
-        "padding": min(scene.start // 4 + 1, width // 4) if run else 0,
-    }
+    return replace(
+        planned,
+        past=max(width - scene.new, 0) if scene.past else 0,
+        window=min(_WINDOW, max(width // 4, 1)) if is_sliding else 0,
+        padding=min(scene.start // 4 + 1, width // 4) if run else 0,
+    )
 
 
 def _unnamed(info: TensorInfo) -> Role:
@@ -166,14 +171,15 @@ def _has_no_role(info: TensorInfo, role: Role) -> bool:
     return info.is_plain_integer and (role == "data" or is_row)
 
 
-def _unknown(info: TensorInfo) -> dict[str, Any]:
-    """Facts about an integer from what its readers accept."""
+def _by_readers(planned: InputPlan) -> InputPlan:
+    """The plan of an integer, from the numbers that its readers accept."""
+    info = planned.info
     if info.accepts == 0:
-        return {"role": "integer", "limit": max(info.entries, 2)}
+        return replace(planned, role="integer", limit=max(info.entries, 2))
     limit = info.accepts
     if limit is None and role_of(info) == "token":
         limit = info.entries
-    return {"role": "index", "limit": limit} if limit else {}
+    return replace(planned, role="index", limit=limit) if limit else planned
 
 
 def _kinds(info: TensorInfo, role: Role) -> int:
@@ -191,7 +197,8 @@ def _kinds(info: TensorInfo, role: Role) -> int:
 def runs_for(signature: SignatureInfo) -> tuple[int, int]:
     """The numbers of ordinary and of further runs that a comparison needs."""
     ordinary = [_kinds(info, role_of(info)) for info in signature.inputs]
-    return max(ordinary, default=1), max(map(_further_kinds, signature.inputs), default=0)
+    further = map(_further_kinds, signature.inputs)
+    return max(ordinary, default=1), max(further, default=0)
 
 
 def _further_kinds(info: TensorInfo) -> int:
@@ -224,9 +231,12 @@ def integer_remarks(signature: SignatureInfo) -> Iterator[str]:
 
 def _scene(signature: SignatureInfo, roles: Sequence[Role], seed: int, run: int) -> _Scene:
     """The scene of one run: its position is drawn from those that leave room for the new tokens."""
-    positions = _with_role("position", signature, roles)
-    caches = _with_role("cache", signature, roles)
-    masks = _mask_shapes(signature, roles)
+    by_role = defaultdict[Role, list[TensorInfo]](list)
+    for info, role in zip(signature.inputs, roles, strict=True):
+        by_role[role].append(info)
+    positions = by_role["position"]
+    caches = by_role["cache"]
+    masks = _mask_shapes(by_role["mask"], signature.outputs)
     lengths = [info.shape[-1] for info in positions if info.shape]
     new = max([shape[-2] for shape in masks] + lengths, default=1)
     width = max((shape[-1] for shape in masks), default=0)
@@ -237,14 +247,15 @@ def _scene(signature: SignatureInfo, roles: Sequence[Role], seed: int, run: int)
     # A mask as wide as the cache has no columns for the new tokens: these are written into the cache first.
     holds_new = width in cached and width - new not in cached
     past = 0 if holds_new else max(width - new, 0)
-    longest = _ROOM + new
+    capacity = _ROOM + new
     if width:
-        longest = width if holds_new else past
+        capacity = width if holds_new else past
     elif caches:
-        longest = cache_length(signature)
-    room = max(longest - new, 0)
+        capacity = cache_length(signature)
+    room = max(capacity - new, 0)
     tables = [info.entries for info in positions if info.entries]
     last = max(min(tables, default=room + new) - new, 0)
+    # The middle half of the room.
     first = room // 4
     choices = room // 2 + 1
     if tables and not (width or caches):
@@ -255,27 +266,33 @@ def _scene(signature: SignatureInfo, roles: Sequence[Role], seed: int, run: int)
     return _Scene(past, width - past, min(start, last))
 
 
-def _with_role(role: Role, signature: SignatureInfo, roles: Sequence[Role]) -> list[TensorInfo]:
-    return [info for info, own in zip(signature.inputs, roles, strict=True) if own == role]
-
-
-def _mask_shapes(signature: SignatureInfo, roles: Sequence[Role]) -> list[tuple[int, ...]]:
+def _mask_shapes(
+    inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo]
+) -> list[tuple[int, ...]]:
     """The shapes of masks with a row for each new token, also of those that the signature computes."""
-    shapes = [info.shape for info in _with_role("mask", signature, roles)]
-    shapes += [info.shape for info in signature.outputs if "mask" in info.name]
+    computed = [info for info in outputs if "mask" in info.name]
+    shapes = [info.shape for info in (*inputs, *computed)]
     return [shape for shape in shapes if len(shape) > 2 or (len(shape) == 2 and shape[0] > 1)]
 
 
-def pair(planned: InputPlan, other: TensorInfo) -> tuple[InputPlan, InputPlan]:
+def twins(
+    planned: InputPlan, other: TensorInfo, *, recorded: bool = False
+) -> tuple[InputPlan, InputPlan]:
     """Plans for this input and its counterpart in another model, with the same real numbers.
 
     If one of the two is quantized, both use its range: values that it cannot represent would not be a fair comparison.
-    Plain integers are in the range of both types.
+    Plain integers are in the range of both types. Numbers that were `recorded` are the first one's, whatever the other
+    can represent.
     """
-    if planned.info.is_plain_integer and other.is_plain_integer:
-        return replace(planned, source=other), replace(planned, source=planned.info, info=other)
-    source = planned.info if planned.info.quantized or not other.quantized else other
-    return replace(planned, source=source), replace(planned, source=source, info=other)
+    own = planned.info
+    source = own
+    if not recorded:
+        if own.is_plain_integer and other.is_plain_integer:
+            own = other
+        elif other.quantized and not own.quantized:
+            own = other
+            source = other
+    return replace(planned, source=own), replace(planned, source=source, info=other)
 
 
 def array_of(planned: InputPlan) -> NDArray[Any]:
@@ -296,20 +313,29 @@ def array_of(planned: InputPlan) -> NDArray[Any]:
         if dtype.kind == "c":
             why = "its numbers are complex"
         raise DeclinedError(f"edge-opt draws no numbers for input '{info.name}': {why}")
+    values: NDArray[Any]
     if planned.role == "mask":
-        return _encode(_mask(planned), info)
-    if planned.role == "position":
+        values = _mask(planned)
+    elif planned.role == "position":
         shape = info.shape or (1,)
-        values = planned.start + np.arange(shape[-1], dtype=np.float32)
-        return _encode(np.broadcast_to(values, shape).reshape(info.shape), info)
-    if planned.role == "rotary":
+        row = planned.start + np.arange(shape[-1], dtype=np.float32)
+        values = np.broadcast_to(row, shape)
+    elif planned.role == "rotary":
         cosine, sine = noise.circle(planned.stream, info.elements)
         values = sine if "sin" in info.name.lower() else cosine
-        return _encode(values.reshape(info.shape), info)
-    is_plain = dtype.kind in "iub" or planned.role == "integer"
-    if (is_plain and not info.quantized) or planned.role in {"token", "index"}:
-        return _encode(_integers(planned), info)
-    return _data(planned)
+    elif _is_whole(planned):
+        values = _integers(planned)
+    else:
+        return _data(planned)
+    return _encode(values.reshape(info.shape), info)
+
+
+def _is_whole(planned: InputPlan) -> bool:
+    """True if whole numbers are drawn."""
+    if planned.role in {"token", "index"}:
+        return True
+    is_plain = np.dtype(planned.info.dtype).kind in "iub" or planned.role == "integer"
+    return is_plain and not planned.info.quantized
 
 
 def converted(array: NDArray[Any], source: TensorInfo, target: TensorInfo) -> NDArray[Any]:
@@ -321,43 +347,43 @@ def converted(array: NDArray[Any], source: TensorInfo, target: TensorInfo) -> ND
 
 def _mask(planned: InputPlan) -> NDArray[np.float32]:
     """Causal over the new tokens, open over the filled part of the cache; one-row masks of rank 2 are padding."""
-    shape = planned.info.shape
+    info = planned.info
+    shape = info.shape
     rows, width = (1, 1, *shape)[-2:]
-    is_float = np.dtype(planned.info.dtype).kind == "f"
-    if len(shape) < 3 and rows == 1 and not is_float:
+    if len(shape) < 3 and rows == 1 and not info.is_float:
         hidden = width // 4 if planned.padding else 0
         visible = np.arange(width)[np.newaxis, :] < max(width - hidden, 1)
     else:
         visible = _visible(planned, rows, width)
-    masked = 0.0
-    opened = 1.0
-    if is_float or planned.info.quantized:  # the mask is added
-        masked = _MASKED
-        opened = 0.0
-    if planned.masked is not None:
-        masked = planned.masked
-    if planned.opened is not None:
-        opened = planned.opened
+    is_added = info.is_float or info.quantized
+    masked = planned.masked
+    if masked is None:
+        masked = _MASKED if is_added else 0.0
+    opened = planned.opened
+    if opened is None:
+        opened = 0.0 if is_added else 1.0
     values = np.where(visible, np.float32(opened), np.float32(masked))
-    return values.reshape(shape) if len(shape) < 3 else np.broadcast_to(values, shape)
+    return values if len(shape) < 3 else np.broadcast_to(values, shape)
 
 
 def _visible(planned: InputPlan, rows: int, width: int) -> NDArray[np.bool_]:
-    """The entries that each row of a causal mask sees, `[rows, width]`: no later ones, no padding, none too old."""
+    """The entries that each row of a causal mask sees, `[rows, width]`: no later ones, no padding, none too old.
+
+    Columns [0, past) are the cache; each holds the last position before `start` that was stored in it: in a whole cache
+    its own index, in a ring buffer maybe a later one. The other columns are the new tokens.
+    """
     past = planned.past
     start = planned.start
     column = np.arange(width)[np.newaxis, :]
-    row = np.arange(rows)[:, np.newaxis]
+    held = column
     if past:
-        # Columns [0, past) are the cache; each holds the last position before `start` that was stored in it: in a
-        # whole cache its own index, in a ring buffer maybe a later one. The other columns are the new tokens.
         cached = start - 1 - (start - 1 - column) % past
-        column = np.where(column < past, cached, column - past + start)
-    row = row % max(width - past, 1) + (start if width > rows else 0)
-    is_padding = column < planned.padding
-    is_in_window = column > row - (planned.window or math.inf)
-    visible = (column < row) & ~is_padding | (column == row)
-    return np.asarray(visible & is_in_window)
+        held = np.where(column < past, cached, column - past + start)
+    new = np.arange(rows)[:, np.newaxis] % max(width - past, 1)
+    own = new + start if width > rows else new
+    is_earlier = (held < own) & (held >= planned.padding)
+    is_in_window = held > own - (planned.window or math.inf)
+    return np.asarray((is_earlier | (held == own)) & is_in_window)
 
 
 def _data(planned: InputPlan) -> NDArray[Any]:
@@ -368,8 +394,7 @@ def _data(planned: InputPlan) -> NDArray[Any]:
     if info.quantized:
         if planned.role == "integer":
             return _any_codes(planned)
-        limits = np.iinfo(info.dtype)
-        low, high = info.reals(np.array([limits.min, limits.max]))
+        low, high = info.reals(np.array(info.limits))
         middle = (low + high) / 2
         width = (high - low) / 6
     pieces: list[NDArray[Any]] = [np.empty(0, info.dtype)]
@@ -382,9 +407,7 @@ def _data(planned: InputPlan) -> NDArray[Any]:
 def _any_codes(planned: InputPlan) -> NDArray[Any]:
     """Any codes of a quantized tensor, one in eighteen of them the lowest, as many the highest."""
     info = planned.info
-    limits = np.iinfo(info.dtype)
-    low = int(limits.min)
-    high = int(limits.max)
+    low, high = info.limits
     beyond = (high - low) // 16
     drawn = noise.integers(planned.stream, info.elements, low - beyond, high + beyond)
     return drawn.clip(low, high).astype(info.dtype).reshape(info.shape)
@@ -392,16 +415,15 @@ def _any_codes(planned: InputPlan) -> NDArray[Any]:
 
 def _integers(planned: InputPlan) -> NDArray[np.int64]:
     """Tokens and indices in their range, any integers, or 0 and 1 for inputs that may steer something."""
-    info = planned.info
     low = 0
     high = 2
     if planned.role == "integer":
-        return _wide(planned).reshape(info.shape)
+        return _wide(planned)
     if planned.role in {"token", "index"}:
         low = int(planned.role == "token")  # 0 often stands for padding
         high = max(planned.limit, low + 1)
-    drawn = noise.integers(planned.stream, info.elements, 0, high - low)
-    return ((drawn + planned.variant) % (high - low) + low).reshape(info.shape)
+    drawn = noise.integers(planned.stream, planned.info.elements, 0, high - low)
+    return (drawn + planned.variant) % (high - low) + low
 
 
 def _wide(planned: InputPlan) -> NDArray[np.int64]:
@@ -410,15 +432,14 @@ def _wide(planned: InputPlan) -> NDArray[np.int64]:
     If the input also indexes, 0 to `limit` - 1 take the place of 0 and 1. In types of 8 and 16 bits, all other variants
     are from the whole range. Positive and negative numbers alternate, by element and by variant.
     """
+    source = planned.source or planned.info
     count = planned.info.elements
-    types = (planned.info, planned.source or planned.info)
-    limits = [np.iinfo(info.dtype) for info in types if info.is_plain_integer]
-    low = max((int(each.min) for each in limits), default=-_LARGEST)
-    high = min((int(each.max) for each in limits), default=_LARGEST)
+    limits = [info.limits for info in (planned.info, source) if info.is_plain_integer]
+    low = max((low for low, _ in limits), default=-_LARGEST)
+    high = min((high for _, high in limits), default=_LARGEST)
     if planned.variant >= VARIANTS:
         first = (planned.variant - VARIANTS) * count
-        near = (planned.source or planned.info).near
-        return np.resize(np.roll(near, -first), count).clip(low, high)
+        return np.resize(np.roll(source.near, -first), count).clip(low, high)
     if planned.variant < _WHOLE:
         drawn = noise.integers(planned.stream, count, 0, planned.limit)
         return (drawn + planned.variant) % planned.limit
@@ -437,10 +458,10 @@ def _wide(planned: InputPlan) -> NDArray[np.int64]:
 def _encode(values: NDArray[Any], info: TensorInfo) -> NDArray[Any]:
     dtype = np.dtype(info.dtype)
     if info.quantized:
-        limits = np.iinfo(dtype)
         with np.errstate(divide="ignore", invalid="ignore"):
-            codes = np.nan_to_num(np.rint(values / np.float64(info.scales[0])) + info.zero_point)
-        return np.asarray(np.clip(codes, limits.min, limits.max), dtype)
+            steps = np.rint(values / np.float64(info.scales[0]))
+        codes = np.nan_to_num(steps + info.zero_point)
+        return np.asarray(np.clip(codes, *info.limits), dtype)
     if dtype.kind == "b":
         return np.asarray(values > 0.5)
     if dtype.kind == "f":

@@ -60,7 +60,8 @@ def run(loop: Loop, invoke: Invoke) -> Array:
             inputs: Arrays = {}
             for info in call.signature.inputs:
                 if info.name in values:
-                    inputs[info.name] = converted(*values[info.name], info)
+                    value, made_as = values[info.name]
+                    inputs[info.name] = converted(value, made_as, info)
                 else:
                     inputs[info.name] = basic_input(
                         info, tokens, start, valid, loop.past, loop.window
@@ -72,15 +73,18 @@ def run(loop: Loop, invoke: Invoke) -> Array:
     prompt = np.array(loop.prompt, np.int64)
     filled = prompt.shape[1] - 1
     for start in range(0, filled, loop.rows):
-        chunk = prompt[:, start : min(start + loop.rows, filled)]
-        valid = chunk.shape[1]
-        step(loop.prefill, np.pad(chunk, ((0, 0), (0, loop.rows - valid))), start, valid)
+        valid = min(loop.rows, filled - start)
+        chunk = np.zeros((len(prompt), loop.rows), np.int64)
+        chunk[:, :valid] = prompt[:, start : start + valid]
+        step(loop.prefill, chunk, start, valid)
     steps: list[Array] = []
     current = prompt[:, -1:]
     for place in range(loop.count):
         step(loop.decode, current, filled + place, 1)
-        steps.append(values[loop.logits.name][0].reshape(len(prompt), -1))
-        best = steps[-1].argmax(axis=-1, keepdims=True)
+        logits, _ = values[loop.logits.name]
+        rows = logits.reshape(len(prompt), -1)
+        steps.append(rows)
+        best = rows.argmax(axis=-1, keepdims=True)
         current = np.full((1, 1), loop.follow[place]) if loop.follow else best
     return np.stack(steps)
 
@@ -109,7 +113,8 @@ def basic_input(
     if role == "token":
         return tokens.astype(dtype).reshape(info.shape)
     if role == "mask" and "valid" in info.name:
-        return np.broadcast_to(np.arange(info.shape[-1]) < valid, info.shape).astype(dtype)
+        is_valid = np.arange(info.shape[-1]) < valid
+        return np.broadcast_to(is_valid, info.shape).astype(dtype)
     if role in {"position", "mask"}:
         cache = past.get(info.name, 0)
         # A shorter cache is a ring, as long as the window or longer.

@@ -7,7 +7,7 @@ Two elements are *bitwise* equal if their bits are, or if both are NaN (no kerne
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
@@ -24,7 +24,8 @@ _PIECE = 1 << 19
 _LOGITS_WIDTH = 1024
 
 Floats = NDArray[np.float64]
-_Infos = Sequence[TensorInfo | None]
+Infos = tuple[TensorInfo, TensorInfo]
+"""The descriptions of two arrays, which say what numbers their elements stand for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,21 +116,17 @@ class Difference(Record):
 def measure(
     a: Array,
     b: Array,
+    infos: Infos,
     *,
-    quantized_a: TensorInfo | None = None,
-    quantized_b: TensorInfo | None = None,
     tolerance: Tolerance = NONE,
     logits: bool = False,
 ) -> Difference:
-    """Compare two arrays of the same shape; `a` is the reference.
-
-    `quantized_a` and `quantized_b` give the quantization, if any; with `logits`, rows along the last axis are logits.
-    """
+    """Compare two arrays of the same shape, `a` is the reference; with `logits`, rows of the last axis are logits."""
     assert a.shape == b.shape, "shapes must be equal"
     one = np.ascontiguousarray(a).reshape(-1)
     other = np.ascontiguousarray(b).reshape(-1)
-    infos = (quantized_a, quantized_b)
-    plain = quantized_a is not None and quantized_a.is_plain_integer
+    info_a, info_b = infos
+    plain = info_a.is_plain_integer
     if plain:
         tolerance = replace(tolerance, rtol=0.0)
     pieces: list[Difference] = []
@@ -138,8 +135,9 @@ def measure(
         pieces.append(_of_piece(one[at], other[at], infos, begin, tolerance))
     found = replace(reduce(merge, pieces), plain=plain)
     if found.worst is not None:
-        found = replace(found, worst=tuple(map(int, np.unravel_index(found.worst[0], a.shape))))
-    if quantized_a and quantized_b and quantized_a.quantization != quantized_b.quantization:
+        indices = np.unravel_index(found.worst[0], a.shape)
+        found = replace(found, worst=tuple(map(int, indices)))
+    if info_a.quantization != info_b.quantization:
         found = replace(found, steps=None)
     if logits and a.size and a.ndim and a.shape[-1] > 1:
         width = a.shape[-1]
@@ -175,26 +173,29 @@ def are_logits(info: TensorInfo) -> bool:
     return not other and len(info.shape) > 1 and info.shape[-1] >= _LOGITS_WIDTH
 
 
-def _of_piece(a: Array, b: Array, infos: _Infos, begin: int, tolerance: Tolerance) -> Difference:
+def _of_piece(a: Array, b: Array, infos: Infos, begin: int, tolerance: Tolerance) -> Difference:
     """The difference of two pieces that begin at element `begin`."""
+    info_a, info_b = infos
     differing = _count_differing(a, b)
     steps = None
     if a.dtype == b.dtype and a.dtype.kind in "iu":
         steps = 0
         if differing:
-            steps = int(np.abs(a.astype(np.int64) - b.astype(np.int64)).max(initial=0))
-    one = _reals(a, infos[0])
-    other = one if not differing and infos[0] == infos[1] else _reals(b, infos[1])
+            distances = np.abs(a.astype(np.int64) - b.astype(np.int64))
+            steps = int(distances.max())
+    one = info_a.reals(a)
+    other = one if not differing and info_a == info_b else info_b.reals(b)
     finite = one[np.isfinite(one)]
     largest = float(np.abs(finite).max(initial=0.0))
     found = Difference(a.size, finite.size, differing, largest=largest, steps=steps)
     with np.errstate(invalid="ignore", over="ignore"):
-        wide = a.itemsize == 8 and bool(steps)  # beyond 2**53, floats do not distinguish integers
-        if other is one or (not wide and np.array_equal(one, other)):
+        # Beyond 2**53, real numbers do not distinguish integers.
+        are_hidden = a.itemsize == 8 and bool(steps)
+        if other is one or (not are_hidden and np.array_equal(one, other)):
             # The usual case; the rest would find no difference and take ten times as long.
             return replace(found, powers=(float(one @ one), 0.0))
         gap = _gap(one, other)
-        if wide:
+        if are_hidden:
             gap[(gap == 0) & (a != b)] = 1.0
         allowed = tolerance.atol + tolerance.rtol * np.abs(one)
         outside = (gap > allowed) | np.isinf(gap)
@@ -226,28 +227,25 @@ def _gap(one: Floats, other: Floats) -> Floats:
     return gap
 
 
-def _reals(array: Array, info: TensorInfo | None) -> Floats:
-    return np.asarray(array, np.float64) if info is None else info.reals(array)
-
-
-def _of_rows(a: Array, b: Array, infos: _Infos) -> list[float]:
+def _of_rows(a: Array, b: Array, infos: Infos) -> tuple[float, float]:
     """Means over rows: KL(softmax(a) || softmax(b)), 0 if a value is not finite; equal arg max."""
     rows, width = a.shape
     step = max(_PIECE // width, 1)
-    sums = np.zeros(2)
+    divergence = 0.0
+    agreeing = np.int64(0)
     for begin in range(0, rows, step):
-        one = _reals(a[begin : begin + step], infos[0])
-        other = _reals(b[begin : begin + step], infos[1])
+        one = infos[0].reals(a[begin : begin + step])
+        other = infos[1].reals(b[begin : begin + step])
         finite = np.isfinite(one).all(axis=1) & np.isfinite(other).all(axis=1)
         log_one = log_softmax(one[finite])
         log_other = log_softmax(other[finite])
-        sums[0] += (np.exp(log_one) * (log_one - log_other)).sum()
-        sums[1] += np.count_nonzero(one.argmax(axis=1) == other.argmax(axis=1))
-    means: list[float] = np.maximum(sums / rows, 0.0).tolist()
-    return means
+        divergence += float((np.exp(log_one) * (log_one - log_other)).sum())
+        agreeing += (one.argmax(axis=1) == other.argmax(axis=1)).sum()
+    return max(divergence / rows, 0.0), float(agreeing / rows)
 
 
 def log_softmax(rows: Floats) -> Floats:
     """The log-likelihoods that rows of logits stand for."""
     shifted = rows - rows.max(axis=1, keepdims=True)
-    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)))
+    sums = np.exp(shifted).sum(axis=1, keepdims=True)
+    return np.asarray(shifted - np.log(sums))

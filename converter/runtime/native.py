@@ -77,12 +77,14 @@ class Session:
 
     def __init__(self, model: Path | bytes, kernels: Kernels = "xnnpack", where: str = "") -> None:
         self._where = where
-        source = (
-            {"model_content": model} if isinstance(model, bytes) else {"model_path": str(model)}
-        )
+        options = {"experimental_op_resolver_type": _RESOLVERS[kernels]}
+        if isinstance(model, bytes):
+            options["model_content"] = model
+        else:
+            options["model_path"] = str(model)
         with _refusals(where):
-            interpreter = Interpreter(**source, experimental_op_resolver_type=_RESOLVERS[kernels])
-            keys = list(interpreter.get_signature_list())
+            interpreter = Interpreter(**options)
+            keys = interpreter.get_signature_list()
             self._runners = {key: interpreter.get_signature_runner(key) for key in keys}
             self._runners = self._runners or {MAIN: _Main(interpreter)}
 
@@ -98,15 +100,17 @@ class Session:
             DeclinedError: the runtime cannot run the signature, or the model does not have it.
         """
         names = list(self._runners)
-        if signature not in names and (signature or len(names) > 1):
+        where = self._where
+        if signature is None and len(names) == 1:
+            signature = names[0]
+        elif where:
+            where += f", signature '{signature}'"
+        if signature not in names:
             raise DeclinedError(
                 f"no signature '{signature}', there is {', '.join(map(repr, names))}"
             )
-        where = (
-            f"{self._where}, signature '{signature}'" if self._where and signature else self._where
-        )
         with _refusals(where):
-            results = dict(self._runners[signature or names[0]](**values))
+            results = dict(self._runners[signature](**values))
         check_types(results)
         return results
 
@@ -147,7 +151,8 @@ class _Main:
 
 
 def _named(details: list[Any]) -> dict[str, Any]:
-    return dict(zip(numbered([detail["name"] for detail in details]), details, strict=True))
+    names = numbered([detail["name"] for detail in details])
+    return dict(zip(names, details, strict=True))
 
 
 @contextmanager
@@ -179,9 +184,10 @@ def _carried_out(header: Header, arrays: Arrays) -> tuple[Header, Arrays]:
             results: Arrays = {}
             calls = from_dict(list[inputs.Planned], header["calls"])
             for number, (signature, plans) in enumerate(calls):
-                given = {planned.info.name: inputs.array_of(planned) for planned in plans} or arrays
-                outputs = session(MAIN, header["kernels"]).run(signature, given)
-                results.update({f"{number}/{name}": array for name, array in outputs.items()})
+                made = {planned.info.name: inputs.array_of(planned) for planned in plans}
+                # A call without plans takes the arrays of the request.
+                outputs = session(MAIN, header["kernels"]).run(signature, made or arrays)
+                results |= {f"{number}/{name}": array for name, array in outputs.items()}
             return {}, results
         case "generate":
             return {}, {"logits": loop.run(from_dict(loop.Loop, header["loop"]), invoke)}

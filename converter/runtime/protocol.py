@@ -75,7 +75,8 @@ def send(channel: BufferedRWPair, header: Mapping[str, Any], arrays: Mapping[str
         OSError: the connection is closed.
     """
     check_types(arrays)
-    channel.write(json.dumps({**header, "arrays": list(arrays)}, default=asdict).encode() + b"\n")
+    line = json.dumps({**header, "arrays": list(arrays)}, default=asdict)
+    channel.write(f"{line}\n".encode())
     for array in arrays.values():
         write_array(channel, np.asarray(array, order="C"), allow_pickle=False)
     channel.flush()

@@ -17,6 +17,7 @@ from typing import Any, TypeVar, get_type_hints
 import numpy as np
 
 from edge_opt.base import processes
+from edge_opt.base.errors import EdgeOptError
 from edge_opt.base.packages import warn_if_overwritten
 from edge_opt.base.record import from_dict
 from edge_opt.base.words import signal_name
@@ -97,20 +98,24 @@ class ChildProcess:
             send(self._channel, header, arrays)
             return receive(self._channel)
         except (EOFError, OSError) as error:
-            if not self._ready:
-                raise RuntimeUnavailable(
-                    f"the LiteRT runtime could not be loaded (the worker process ended with {self._ending(error)}): "
-                    "check the installation of ai-edge-litert, or skip verification (verify='none')"
-                ) from None
-            if isinstance(error, TimeoutError):
-                raise RuntimeTimedOut(
-                    f"the runtime gave no answer within {seconds:g} s and was stopped; "
-                    "look for an endless loop in the model"
-                ) from None
-            raise RuntimeCrashed(
-                f"the runtime's process ended with {self._ending(error)}; unless it was killed from outside, LiteRT's "
-                "kernels abort on this model (`edge-opt inspect` names known causes)"
-            ) from None
+            raise self._failure(error, seconds) from None
+
+    def _failure(self, error: Exception, seconds: float) -> EdgeOptError:
+        """The error for a request without an answer."""
+        if not self._ready:
+            return RuntimeUnavailable(
+                f"the LiteRT runtime could not be loaded (the worker process ended with {self._ending(error)}): "
+                "check the installation of ai-edge-litert, or skip verification (verify='none')"
+            )
+        if isinstance(error, TimeoutError):
+            return RuntimeTimedOut(
+                f"the runtime gave no answer within {seconds:g} s and was stopped; "
+                "look for an endless loop in the model"
+            )
+        return RuntimeCrashed(
+            f"the runtime's process ended with {self._ending(error)}; unless it was killed from outside, LiteRT's "
+            "kernels abort on this model (`edge-opt inspect` names known causes)"
+        )
 
     def end(self) -> None:
         """End the child and wait for it."""
@@ -132,8 +137,10 @@ class ChildProcess:
             processes.end(self._child)
         status = self._child.returncode
         how = signal_name(-status) if status < 0 else f"exit status {status}"
-        self._log.seek(max(self._log.seek(0, os.SEEK_END) - _LOG_READ, 0))
-        lines = map(str.strip, self._log.read().decode(errors="replace").splitlines())
+        size = self._log.seek(0, os.SEEK_END)
+        self._log.seek(max(size - _LOG_READ, 0))
+        printed = self._log.read().decode(errors="replace")
+        lines = map(str.strip, printed.splitlines())
         said = [line for line in lines if line and not line.startswith(("INFO:", "WARNING:"))]
         return f"{how}; its last output: {said[-1][:300]}" if said else how
 
@@ -261,9 +268,10 @@ class Worker(AbstractContextManager["Worker"]):
                 "models": paths,
                 "memory_limit": memory,
                 "time_limit": seconds,
+                **asked,
             }
             try:
-                reply, results = self.start().exchange(header | asked, arrays, seconds)
+                reply, results = self.start().exchange(header, arrays, seconds)
             except BaseException as error:
                 self.close()
                 if isinstance(error, RuntimeFailed):
@@ -287,13 +295,13 @@ def _refusal(reply: Header, where: str, memory: int) -> RuntimeFailed:
     if reason.startswith("no reason given") or reason == "out of memory":
         reason += f"; it was allowed {memory >> 20} MiB of memory"
     custom = _UNKNOWN_OPERATOR.search(reason)
-    said = f"{where}: the runtime refused it: {reason}"
+    said = f"the runtime refused it: {reason}"
     if custom is not None:
         said = (
-            f"{where}: the runtime has no kernel for the custom operator '{custom[1]}', so the model cannot be run; "
+            f"the runtime has no kernel for the custom operator '{custom[1]}', so the model cannot be run; "
             "its rewrites can still be verified (verify='regions')"
         )
-    return RuntimeRefused(said, reason)
+    return RuntimeRefused(f"{where}: {said}", reason)
 
 
 def check_model(model: Runnable) -> None:

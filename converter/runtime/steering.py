@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -23,16 +23,15 @@ from edge_opt.runtime.tensors import TensorInfo
 ANY = 0
 """Stands for every number of the type, in place of a limit."""
 
-# Elementwise operators whose kernels take any integer. Floats, booleans and quantized numbers may be any everywhere.
-_ANY_INTEGER = frozenset({
-    "ABS", "ADD", "ADD_N", "BITWISE_XOR", "CAST", "EQUAL", "GREATER", "GREATER_EQUAL", "LESS",
-    "LESS_EQUAL", "MAXIMUM", "MINIMUM", "MUL", "NEG", "NOT_EQUAL", "RELU", "SELECT", "SELECT_V2",
-    "SIGN", "SQUARE", "SQUARED_DIFFERENCE", "SUB",
-})  # fmt: skip
-_DIVISIONS = frozenset({"DIV", "FLOOR_DIV", "FLOOR_MOD", "RIGHT_SHIFT"})
 _COMPARISONS = frozenset({
     "EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL", "MAXIMUM", "MINIMUM", "NOT_EQUAL",
 })  # fmt: skip
+# Elementwise operators whose kernels take any integer. Floats, booleans and quantized numbers may be any everywhere.
+_ANY_INTEGER = _COMPARISONS | {
+    "ABS", "ADD", "ADD_N", "BITWISE_XOR", "CAST", "MUL", "NEG", "RELU", "SELECT", "SELECT_V2",
+    "SIGN", "SQUARE", "SQUARED_DIFFERENCE", "SUB",
+}  # fmt: skip
+_DIVISIONS = frozenset({"DIV", "FLOOR_DIV", "FLOOR_MOD", "RIGHT_SHIFT"})
 _ANY_DATA = operators_that(
     Effect.ALONG_ROWS, Effect.CUTTING, Effect.JOINING, Effect.PADDING, Effect.PRODUCT, Effect.REARRANGING,
     Effect.REDUCTION, Effect.REPEATING,
@@ -55,8 +54,7 @@ How = Literal["same", "changed", "decided"]
 """How the input's values arrive: unchanged, as other numbers, or as the result of a comparison."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Reached:
+class _Reached(NamedTuple):
     """A tensor that the input's values reach, how, and the `element` of it that they are; None if several are."""
 
     tensor: Tensor
@@ -64,8 +62,7 @@ class _Reached:
     element: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Limit:
+class _Limit(NamedTuple):
     """A steering operand accepts 0 to `end` - 1 (0: the end is unknown), or with `clamps` any, as one of these."""
 
     end: int
@@ -78,7 +75,7 @@ class Steering:
     def __init__(self, model: Model) -> None:
         self._subgraphs = model.subgraphs
         self._passed = defaultdict[Tensor, list[Tensor]](list)
-        self._ends = set[Tensor]()
+        self._conditions = set[Tensor]()  # of loops
         self._known = dict[Operator, defaultdict[Tensor | None, list[int]]]()
         # Any variable may be read where any is written.
         memory = Tensor("variables", (), DType.RESOURCE)
@@ -95,13 +92,14 @@ class Steering:
         called = [self._subgraphs[index] for index in subgraph_indices(operator.options)]
         for graph in called:
             # IF has its condition before the operands that it passes on.
-            self._pass(operator.inputs[len(operator.inputs) - len(graph.inputs) :], graph.inputs)
+            first = len(operator.inputs) - len(graph.inputs)
+            self._pass(operator.inputs[first:], graph.inputs)
         if operator.name != "WHILE":
             for graph in called:
                 self._pass(graph.outputs, operator.outputs)
             return
         condition, body = called
-        self._ends.update(condition.outputs)
+        self._conditions.update(condition.outputs)
         for targets in (condition.inputs, body.inputs, operator.outputs):
             self._pass(body.outputs, targets)
         self._pass(operator.inputs, operator.outputs)
@@ -113,46 +111,39 @@ class Steering:
 
     def describe(self, info: TensorInfo, tensor: Tensor) -> TensorInfo:
         """The description of an input, with what its readers accept."""
-        met = _Met()
+        uses = _Uses()
 
         def beyond(reached: _Reached) -> Iterator[_Reached]:
-            if reached.tensor in self._ends:
-                met.unknown.add(reached.how)
+            if reached.tensor in self._conditions:
+                uses.unknown.add(reached.how)
             for other in self._passed.get(reached.tensor, ()):
-                yield replace(reached, tensor=other)
+                yield reached._replace(tensor=other)
             for operator in reached.tensor.consumers:
                 for place in self._places(operator)[reached.tensor]:
-                    limit = _limit(operator, place, reached.element)
-                    if limit is None and _takes_any(operator, place):
-                        met.computed |= operator.name not in _MOVES
-                        if reached.how == "same" and operator.name in _COMPARISONS:
-                            met.compare(operator.input(1 - place))
-                        yield from _results(operator, place, reached)
-                    else:
-                        met.add(reached.how, operator, place, limit)
+                    yield from uses.follow(operator, place, reached)
 
         for _ in walked([_Reached(tensor)], beyond):
             pass
-        entries, accepts = met.limits()
-        return replace(info, entries=entries, accepts=accepts, near=met.near())
+        return uses.describe(info)
 
     def _places(self, operator: Operator) -> Mapping[Tensor | None, Sequence[int]]:
         """The places of each input of an operator; listed once, because a join may have thousands."""
         if operator not in self._known:
-            places = self._known[operator] = defaultdict[Tensor | None, list[int]](list)
+            places = defaultdict[Tensor | None, list[int]](list)
             for place, tensor in enumerate(operator.inputs):
                 places[tensor].append(place)
+            self._known[operator] = places
         return self._known[operator]
 
 
-class _Met:
-    """The operands that end the paths.
+class _Uses:
+    """The operands that an input's values reach.
 
-    `ends` has the limits of those that the unchanged input reaches, `changed` those that other numbers reach; `unknown`
-    says how values reach operands whose limits nobody knows. Changed numbers may index only where unchanged ones do,
-    too: exporters wrap negative indices by SELECT(i < 0, i + n, i). Where a comparison decides, a table that the input
-    itself indexes tells its range. If other numbers are `computed` from an input, those beyond the ends of an operand
-    that clamps matter, too. `compared` has constants that the unchanged input is compared with.
+    `ends` has the limits of steering operands that the unchanged input reaches, `changed` those that other numbers
+    reach; `unknown` says how values reach operands whose limits nobody knows. Changed numbers may index only where
+    unchanged ones do, too: exporters wrap negative indices by SELECT(i < 0, i + n, i). Where a comparison decides, a
+    table that the input itself indexes tells its range. If other numbers are `computed` from an input, those beyond the
+    ends of an operand that clamps matter, too. `compared` has constants that the unchanged input is compared with.
     """
 
     def __init__(self) -> None:
@@ -162,48 +153,55 @@ class _Met:
         self.unknown = set[How]()
         self.compared = set[int]()
 
-    def compare(self, other: Tensor) -> None:
-        """Note the numbers that an input is compared with, if they are few constants."""
-        if other.has_numbers and other.elements <= _MOST_COMPARED:
-            numbers = other.array().ravel()
-            self.compared.update(map(int, numbers[np.abs(numbers.astype(np.float64)) < _LARGEST]))
-
-    def near(self) -> tuple[int, ...]:
-        """The constants that an input is compared with, at most so many, and the integers beside them."""
-        some = sorted(self.compared)[:_MOST_COMPARED]
-        return tuple(sorted({number + step for number in some for step in (-1, 0, 1)}))
-
-    def add(self, how: How, operator: Operator, place: int, limit: _Limit | None) -> None:
-        """Note an operand; without a limit, nobody knows what it accepts."""
-        if limit is None:
+    def follow(self, operator: Operator, place: int, reached: _Reached) -> Iterator[_Reached]:
+        """Note one operand, and yield the results that depend on its numbers if these may be any."""
+        how = reached.how
+        limit = _limit(operator, place, reached.element)
+        if limit is None and _takes_any(operator, place):
+            self.computed |= operator.name not in _MOVES
+            if how == "same" and operator.name in _COMPARISONS:
+                self._compare(operator.input(1 - place))
+            yield from _results(operator, place, reached)
+        elif limit is None:
             self.unknown.add(how)
         elif how == "same":
             self.ends[operator, place] = limit
-        elif limit.clamps:
-            return
-        elif how == "changed":
+        elif how == "changed" and not limit.clamps:
             self.changed.add((operator, place))
-        else:
+        elif not limit.clamps:
             self.unknown.add(how)
 
-    def limits(self) -> tuple[int, int | None]:
-        """The entries of the smallest table that an input indexes (0: none), and the end of the accepted integers.
+    def _compare(self, other: Tensor) -> None:
+        """Note the numbers that an input is compared with, if they are few constants."""
+        if other.has_numbers and other.elements <= _MOST_COMPARED:
+            numbers = other.array().ravel()
+            sizes = np.abs(numbers.astype(np.float64))
+            self.compared.update(map(int, numbers[sizes < _LARGEST]))
 
-        That is ANY if the input steers nothing, or nothing but operands that clamp while other operators compute with
-        it; their end counts as entries. None: nobody knows.
+    def describe(self, info: TensorInfo) -> TensorInfo:
+        """The description of the input, with the limits of its uses and the constants that it is compared with.
+
+        It accepts ANY if it steers nothing, or nothing but operands that clamp while other operators compute with it;
+        their end counts as entries.
         """
+        near: set[int] = set()
+        for number in sorted(self.compared)[:_MOST_COMPARED]:
+            near |= {number - 1, number, number + 1}
         tables = [limit.end for limit in self.ends.values() if not limit.clamps]
         clamped = [limit.end for limit in self.ends.values() if limit.clamps]
         entries = min(filter(None, tables), default=0)
+        info = replace(info, entries=entries, near=tuple(sorted(near)))
         unknown = self.unknown - {"decided"} if entries else self.unknown
         changed_alone = self.changed - self.ends.keys()
         has_open_end = 0 in (*tables, *clamped)
         if unknown or changed_alone or has_open_end:
-            return entries, None
+            return replace(info, accepts=None)
         if entries:
-            return entries, entries
+            return replace(info, accepts=entries)
         most = max(clamped, default=ANY)
-        return (most, ANY) if self.computed else (0, most)
+        if self.computed:
+            return replace(info, entries=most, accepts=ANY)
+        return replace(info, accepts=most)
 
 
 def _takes_any(operator: Operator, place: int) -> bool:
@@ -223,10 +221,12 @@ def _takes_any(operator: Operator, place: int) -> bool:
     given = operator.input(place)
     if given.dtype.is_float or given.dtype is DType.BOOL or given.is_quantized:
         return True
-    if name in _DIVISIONS:
-        divisor = operator.input(1)
-        return place == 0 and divisor.has_numbers and bool(np.all(np.greater(divisor.array(), 0)))
-    return name in _ANY_INTEGER
+    if name not in _DIVISIONS:
+        return name in _ANY_INTEGER
+    divisor = operator.input(1)
+    if place != 0 or not divisor.has_numbers:
+        return False
+    return bool(np.all(np.greater(divisor.array(), 0)))
 
 
 def _results(operator: Operator, place: int, reached: _Reached) -> Iterator[_Reached]:
@@ -237,7 +237,8 @@ def _results(operator: Operator, place: int, reached: _Reached) -> Iterator[_Rea
     if name in _BOUNDED or (name in _CALLS and not is_choice):
         return
     how = reached.how
-    if how == "same" and not (kind.copies or name == "CAST"):
+    keeps_numbers = kind.copies or name == "CAST"
+    if how == "same" and not keeps_numbers:
         how = "changed"
     element = reached.element
     if name not in _KEEPS_PLACES:
@@ -251,9 +252,8 @@ def _joined_place(operator: Operator, place: int, reached: _Reached) -> int | No
     """The element of a vector that a single number becomes; None if there are several."""
     if operator.name not in {"PACK", "CONCATENATION"} or not operator.outputs:
         return None
-    if len(operator.outputs[0].shape) != 1:
-        return None
-    if max(operator.outputs[0].elements, len(operator.inputs)) > _MOST_AXES:
+    result = operator.outputs[0]
+    if len(result.shape) != 1 or max(result.elements, len(operator.inputs)) > _MOST_AXES:
         return None
     before = sum(tensor.elements for tensor in operator.inputs[:place] if tensor is not None)
     if reached.tensor.elements == 1:
@@ -305,9 +305,11 @@ def _end_of_slices(data: Tensor, lengths: Tensor, element: int | None) -> int:
     """The end of the starts from which a slice stays inside on every axis; 0 if unknown."""
     ends: list[int] = []
     for axis, length in enumerate(lengths.array().ravel().tolist()):
-        if element in (None, axis):
-            is_to_the_end = length < 0  # from any start
-            ends.append(0 if is_to_the_end else _size(data, axis) - length + 1)
+        if element not in (None, axis):
+            continue
+        if length < 0:
+            return 0  # to the end of the axis, from any start
+        ends.append(_size(data, axis) - length + 1)
     return max(min(ends, default=0), 0)
 
 

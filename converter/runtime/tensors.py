@@ -67,6 +67,12 @@ class TensorInfo:
         """The code that stands for 0."""
         return self.zero_points[0] if self.zero_points else 0
 
+    @property
+    def limits(self) -> tuple[int, int]:
+        """The lowest and the highest integer of the type."""
+        limits = np.iinfo(self.dtype)
+        return int(limits.min), int(limits.max)
+
     def reals(self, values: NDArray[Any]) -> NDArray[np.float64]:
         """The real numbers that the array stands for."""
         numbers = values.astype(np.float64)
@@ -98,7 +104,10 @@ Role = Literal[
     "mask", "position", "token", "index", "integer", "cache", "rotary", "embedding", "data"
 ]
 
-# The first match decides: "pos_emb_cos" is a rotary table, not a position; "position_ids" is not a token.
+# A plain integer has one of these roles, or is a mask.
+_COUNTED = frozenset({"position", "token"})
+# Role, pattern of its names, and numpy's kinds of its types. The first match decides: "pos_emb_cos" is a rotary table,
+# not a position; "position_ids" is not a token.
 _ROLES: tuple[tuple[Role, str, str], ...] = (
     ("mask", r"mask", "fiub"),
     ("rotary", r"pos_emb|rope|rotary|(^|_)(cos|sin)($|_)", "fiu"),
@@ -114,8 +123,9 @@ def role_of(info: TensorInfo) -> Role:
     kind = np.dtype(info.dtype).kind
     for name in (info.name, info.tensor.rsplit("/", 1)[-1]):
         for role, pattern, kinds in _ROLES:
-            fits = role == "mask" or info.is_plain_integer == (role in {"position", "token"})
-            if fits and kind in kinds and re.search(pattern, name.lower()):
+            if role != "mask" and info.is_plain_integer != (role in _COUNTED):
+                continue
+            if kind in kinds and re.search(pattern, name.lower()):
                 return role
     return "data"
 
@@ -147,17 +157,18 @@ def growing_axes(signature: SignatureInfo) -> dict[str, int | None]:
     """
     parts = {info.name: info for info in (*signature.inputs, *signature.outputs)}
     axes: dict[str, int | None] = {}
-    of_kind: dict[str, int] = {}
+    of_other_layers: dict[str, int] = {}
     for name, cache in caches_of(signature).items():
         part = parts.get(name.replace("cache", "slice"))
-        if part is not None:
-            axis = growing_axis(cache, part)
-            axes[name] = axis
-            if axis is not None:
-                of_kind[_without_layer(name)] = axis
+        if part is None:
+            continue
+        axis = growing_axis(cache, part)
+        axes[name] = axis
+        if axis is not None:
+            of_other_layers[_without_layer(name)] = axis
     for name, axis in axes.items():
         if axis is None:
-            axes[name] = of_kind.get(_without_layer(name))
+            axes[name] = of_other_layers.get(_without_layer(name))
     return axes
 
 
@@ -169,10 +180,12 @@ def _without_layer(name: str) -> str:
 def known_length(signature: SignatureInfo) -> int:
     """Capacity of the longest cache in positions, from its growing axis or the mask; 0 if unknown."""
     caches = caches_of(signature)
+    if not caches:
+        return 0
     axes = growing_axes(signature)
     sizes = [caches[name].shape[axis] for name, axis in axes.items() if axis is not None]
-    masks = [info.shape[-1] for info in signature.inputs if role_of(info) == "mask" and info.shape]
-    return max(sizes or masks, default=0) if caches else 0
+    masks = [info for info in signature.inputs if role_of(info) == "mask" and info.shape]
+    return max(sizes or [info.shape[-1] for info in masks], default=0)
 
 
 def cache_length(signature: SignatureInfo) -> int:

@@ -49,7 +49,7 @@ def _target_of(call: Call) -> list[int | None]:
     """The sizes that a RESHAPE asks for: -1 for one that follows from the others, None for an unknown one."""
     tensor = call.op.inputs[1] if call.has(1) else None
     if tensor is not None and tensor.dtype == DType.INT32 and len(call.shape(1)) == 1:
-        return call.elements(1)
+        return call.integers_if_known(1)
     listed: Any = call.op.option("new_shape")
     if listed is None or [*listed] == [0]:
         return []
@@ -76,7 +76,7 @@ def expand_dims(call: Call) -> Results:
     Source: expand_dims.cc, ExpandTensorDim
     """
     shape = call.shape(0)
-    position = call.axis(call.given(1), len(shape) + 1)
+    position = call.axis(call.integer(1), len(shape) + 1)
     return [(*shape[:position], 1, *shape[position:])]
 
 
@@ -88,9 +88,9 @@ def squeeze(call: Call) -> Results:
     """
     shape = call.shape(0, most=_MAX_RANK)
     listed: Any = call.op.option("squeeze_dims")
-    dropped = set[int]()
-    for axis in () if listed is None else listed:
-        dropped.add(call.axis(int(axis), len(shape)))
+    if listed is None:
+        listed = []
+    dropped = {call.axis(int(axis), len(shape)) for axis in listed}
     if not dropped:
         if OPEN in shape:
             raise UnknownError
@@ -120,10 +120,10 @@ def concatenation(call: Call) -> Results:
     Source: concatenation.cc, Prepare
     """
     shapes = call.all_shapes()
-    if call.number("axis") == 0 and all(fact.is_known_scalar for fact in call.inputs):
+    if call.option("axis") == 0 and all(fact.is_known_scalar for fact in call.inputs):
         return [(len(shapes),)]
-    axis = call.own_axis(len(shapes[0]))
-    sizes = call.merged(range(len(shapes)), beside=axis)
+    axis = call.axis_option(len(shapes[0]))
+    sizes = call.common_shape(range(len(shapes)), beside=axis)
     length = total(*(shape[axis] for shape in shapes))
     return [with_axis(sizes, axis, length)]
 
@@ -134,10 +134,10 @@ def pack(call: Call) -> Results:
 
     Source: pack.cc, Prepare
     """
-    count = call.number("values_count")
+    count = call.option("values_count")
     call.expect(count == len(call.inputs), f"{count} inputs, its values_count")
-    sizes = call.merged(range(count))
-    axis = call.own_axis(len(sizes) + 1)
+    sizes = call.common_shape(range(count))
+    axis = call.axis_option(len(sizes) + 1)
     return [(*sizes[:axis], count, *sizes[axis:])]
 
 
@@ -149,14 +149,14 @@ def unpack(call: Call) -> Results:
     """
     count = _output_count(call, "num")
     shape = call.shape(0)
-    axis = call.own_axis(len(shape))
+    axis = call.axis_option(len(shape))
     fits = 0 not in shape and may_be_equal(shape[axis], count)
     call.expect(fits, f"size {count}, its num, in axis {axis}")
     return [with_axis(shape, axis)] * count
 
 
 def _output_count(call: Call, option: str) -> int:
-    count = call.number(option)
+    count = call.option(option)
     outputs = len(call.op.outputs)
     call.expect(count == outputs > 0, f"{outputs} in {option}, one for each output, not {count}")
     return count
@@ -170,7 +170,7 @@ def split(call: Call) -> Results:
     """
     count = _output_count(call, "num_splits")
     shape = call.shape(1)
-    axis = call.axis(call.given(0), len(shape))
+    axis = call.axis(call.integer(0), len(shape))
     size = shape[axis]
     call.expect(size < 0 or size % count == 0, f"{count} equal parts in axis {axis}")
     part = OPEN if size < 0 else size // count
@@ -185,9 +185,9 @@ def split_v(call: Call) -> Results:
     """
     count = _output_count(call, "num_splits")
     shape = call.shape(0)
-    axis = call.axis(call.given(2), len(shape))
+    axis = call.axis(call.integer(2), len(shape))
     size = shape[axis]
-    given = call.elements(1, rank=1)
+    given = call.integers_if_known(1, rank=1)
     call.expect(len(given) == count, f"{count} sizes, one for each output")
     parts = [OPEN if part is None else part for part in given]
     if size >= 0 and None not in given:
@@ -199,7 +199,9 @@ def _adding_up(call: Call, parts: list[int], size: int) -> list[int]:
     """The sizes of all parts of an axis; one may be -1, and gets the rest."""
     rest = size - sum(part for part in parts if part >= 0)
     negative = [part for part in parts if part < 0]
-    fits = rest == 0 if not negative else rest >= 0 and negative == [-1]
+    fits = rest == 0
+    if negative:
+        fits = rest >= 0 and negative == [-1]
     call.expect(fits, f"sizes that add up to {size}, or one -1, not {parts}")
     return [rest if part < 0 else part for part in parts]
 
@@ -257,20 +259,20 @@ def slice_(call: Call) -> Results:
     Source: slice.cc, CalculateOutputShapeVector
     """
     shape = call.shape(0)
-    begins = call.elements(1, rank=1)
-    sizes = call.elements(2, rank=1)
+    begins = call.integers_if_known(1, rank=1)
+    sizes = call.integers_if_known(2, rank=1)
     call.expect(len(begins) == len(sizes) == len(shape), "a begin and a size for each axis")
-    result = []
-    for axis, whole in enumerate(shape):
-        size = sizes[axis]
-        result.append(OPEN if size is None else _sliced(call, axis, whole, begins[axis], size))
-    return [tuple(result)]
+    axes = range(len(shape))
+    return [tuple(map(partial(_sliced, call), axes, shape, begins, sizes))]
 
 
-def _sliced(call: Call, axis: int, whole: int, begin: int | None, size: int) -> int:
-    """The size of one axis after a SLICE with a known size; `begin` is None if it is unknown."""
+def _sliced(call: Call, axis: int, whole: int, begin: int | None, size: int | None) -> int:
+    """The size of one axis after a SLICE; `begin` and `size` are None if they are unknown."""
+    if size is None:
+        return OPEN
     first = begin or 0
-    is_inside = first >= 0 and size >= -1 and (whole < 0 or first + max(size, 0) <= whole)
+    end = first + max(size, 0)
+    is_inside = first >= 0 and size >= -1 and (whole < 0 or end <= whole)
     call.expect(is_inside, f"a slice inside axis {axis}, not {size} from {begin} on")
     if size >= 0:
         return size
@@ -299,36 +301,35 @@ def strided_slice(call: Call) -> Results:
     bounded = [index for index in indices if isinstance(index, slice | int)]
     hidden = len(shape) - len(bounded)
     call.expect(gaps <= 1 and gaps <= hidden, "one ellipsis at most, and an axis for each bound")
+    if gaps:
+        gap = indices.index(...)
+        indices[gap : gap + 1] = [slice(None)] * hidden
     axis = 0
     result: list[int] = []
     for index in indices:
         if index is None:
             result.append(1)
             continue
-        if index is ...:
-            result += shape[axis : axis + hidden]
-            axis += hidden
-            continue
         size = shape[axis]
-        if isinstance(index, slice):
-            is_unknown = size < 0 or index is _UNKNOWN
-            result.append(OPEN if is_unknown else len(range(*index.indices(size))))
-        else:
+        if isinstance(index, int):
             is_inside = size < 0 or -size <= index < size
             call.expect(is_inside, f"an index inside axis {axis}, not {index}")
+        elif isinstance(index, slice):
+            is_unknown = size < 0 or index is _UNKNOWN
+            result.append(OPEN if is_unknown else len(range(*index.indices(size))))
         axis += 1
     return [(*result, *shape[axis:])]
 
 
 def strided_indices(call: Call) -> list[Index]:
     """Numpy indices for a STRIDED_SLICE, with its masks applied; 0 for an unknown single index."""
-    begins = call.elements(1, rank=1)
-    ends = call.elements(2, rank=1)
-    strides = call.elements(3, rank=1)
+    begins = call.integers_if_known(1, rank=1)
+    ends = call.integers_if_known(2, rank=1)
+    strides = call.integers_if_known(3, rank=1)
     is_valid = len(begins) == len(ends) == len(strides) <= _MOST_BOUNDS
     call.expect(is_valid, f"one number of bounds, up to {_MOST_BOUNDS}")
     # With an offset, the end is relative to the begin, and the runtime treats masks differently.
-    if call.number("offset"):
+    if call.option("offset"):
         raise UnknownError
     places = range(len(begins))
     return list(map(partial(_strided_index, call), places, begins, ends, strides))
@@ -340,7 +341,7 @@ def _strided_index(
     """The index at one place of a STRIDED_SLICE, with the masks applied; bounds are None if unknown."""
 
     def is_set(mask: str) -> bool:
-        return bool(call.number(f"{mask}_mask") >> place & 1)
+        return bool(call.option(f"{mask}_mask") >> place & 1)
 
     call.expect(stride != 0, f"a stride at index {place}")
     if is_set("ellipsis"):
@@ -366,8 +367,8 @@ def gather(call: Call) -> Results:
     """
     shape = call.shape(0)
     indices = call.shape(1)
-    axis = call.own_axis(len(shape))
-    batch = call.number("batch_dims")
+    axis = call.axis_option(len(shape))
+    batch = call.option("batch_dims")
     if batch < 0:
         batch += len(indices)
     fits = 0 <= batch <= axis and may_be_alike(shape[:batch], indices[:batch])

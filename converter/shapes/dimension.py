@@ -46,7 +46,8 @@ def may_be_alike(left: Sequence[int], right: Sequence[int]) -> bool:
 
 def product(*sizes: int) -> int:
     """The number of elements of a shape with these sizes; 0 times an open size is 0."""
-    return OPEN if min(sizes, default=0) < 0 and 0 not in sizes else math.prod(sizes)
+    is_open = min(sizes, default=0) < 0
+    return OPEN if is_open and 0 not in sizes else math.prod(sizes)
 
 
 def total(*sizes: int) -> int:

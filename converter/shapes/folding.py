@@ -103,7 +103,7 @@ def _all_values(call: Call) -> list[Array]:
 
 
 def _elementwise(call: Call, _: Sequence[Shape]) -> Array:
-    if call.op.name in ("ADD", "SUB", "MUL") and call.number("fused_activation_function"):
+    if call.op.name in ("ADD", "SUB", "MUL") and call.option("fused_activation_function"):
         raise UnknownError
     if any(tensor.dtype not in _COMPUTED for tensor in call.op.given):
         raise UnknownError
@@ -124,12 +124,12 @@ def _join(call: Call, _: Sequence[Shape]) -> Array:
     values = _all_values(call)
     is_stacked = call.op.name == "PACK" or not values[0].ndim
     join = np.stack if is_stacked else np.concatenate
-    return join(values, axis=call.number("axis"))
+    return join(values, axis=call.option("axis"))
 
 
 def _unpack(call: Call, shapes: Sequence[Shape]) -> list[Array]:
     value = _whole(call, 0)
-    axis = call.number("axis")
+    axis = call.option("axis")
     return [value.take([index], axis).reshape(shape) for index, shape in enumerate(shapes)]
 
 
@@ -150,9 +150,10 @@ def _cut(call: Call, shapes: Sequence[Shape]) -> Array:
 def _gather(call: Call, shapes: Sequence[Shape]) -> Array:
     value = _whole(call, 0)
     indices = call.integers(1)
-    axis = call.number("axis")
-    is_inside = not indices or (min(indices) >= 0 and max(indices) < value.shape[axis])
-    if not is_inside or call.number("batch_dims"):
+    axis = call.option("axis")
+    size = value.shape[axis]
+    is_inside = all(0 <= index < size for index in indices)
+    if not is_inside or call.option("batch_dims"):
         raise UnknownError
     return value.take(np.array(indices, int), axis).reshape(shapes[0])
 
@@ -166,7 +167,8 @@ def _reduce(call: Call, shapes: Sequence[Shape]) -> Array:
     value = _whole(call, 0)
     axes = call.integers(1)
     positive = tuple({axis % value.ndim for axis in axes}) if value.ndim else ()
-    return np.asarray(np.multiply.reduce(value, axis=positive), object).reshape(shapes[0])
+    result = np.multiply.reduce(value, axis=positive)
+    return np.asarray(result, object).reshape(shapes[0])
 
 
 def _segments(call: Call, shapes: Sequence[Shape]) -> Array:

@@ -150,7 +150,7 @@ def infer_operator(
     return list(map(Fact, shapes, fold(call, shapes)))
 
 
-class _Step(NamedTuple):
+class _Inference(NamedTuple):
     """Inferred facts about an operator's results, or the error; `is_open` if an input has an open size."""
 
     operator: Operator
@@ -183,24 +183,29 @@ def _fact_of(tensor: Tensor | None, facts: Mapping[Tensor, Fact]) -> Fact:
     return recorded_fact(tensor) if tensor is None or tensor not in facts else facts[tensor]
 
 
-def _step(operator: Operator, facts: Mapping[Tensor, Fact], enter: Enter) -> _Step:
+def _infer(operator: Operator, facts: Mapping[Tensor, Fact], enter: Enter) -> _Inference:
     """Infer one operator; inputs that are not in `facts` are as recorded."""
     inputs = [_fact_of(tensor, facts) for tensor in operator.inputs]
-    is_open = any(fact.is_open for fact in inputs)
+    error = ""
     try:
-        return _Step(operator, infer_operator(operator, inputs, enter), "", is_open)
-    except ShapeError as error:
-        return _Step(operator, [Fact(None)] * len(operator.outputs), str(error), is_open)
+        results = infer_operator(operator, inputs, enter)
+    except ShapeError as reason:
+        results = [Fact(None)] * len(operator.outputs)
+        error = str(reason)
+    is_open = any(fact.is_open for fact in inputs)
+    return _Inference(operator, results, error, is_open)
 
 
-def _steps(graph: Iterable[Operator], facts: dict[Tensor, Fact], enter: Enter) -> Iterator[_Step]:
+def _infer_in_order(
+    graph: Iterable[Operator], facts: dict[Tensor, Fact], enter: Enter
+) -> Iterator[_Inference]:
     """Infer each operator in turn; `facts` starts with the graph's inputs and collects all results."""
     for operator in graph:
-        step = _step(operator, facts, enter)
-        for tensor, fact in step.pairs():
-            known = _with_recorded_sizes(fact.shape, tensor, is_open=step.is_open)
+        inference = _infer(operator, facts, enter)
+        for tensor, fact in inference.pairs():
+            known = _with_recorded_sizes(fact.shape, tensor, is_open=inference.is_open)
             facts[tensor] = Fact(known, fact.value)
-        yield step
+        yield inference
 
 
 def _with_recorded_sizes(shape: Shape | None, tensor: Tensor, *, is_open: bool) -> Shape | None:
@@ -250,33 +255,37 @@ class _Walk:
         self.walked.add(graph)
         wrong: set[Tensor] = set()
         for tensor, fact in facts.items():
-            if self._merge_shape(tensor, fact.shape) and is_called:
+            self._keep(tensor, fact.shape)
+            if is_called and misfit(fact.shape, recorded_shape(tensor)):
                 wrong.add(tensor)
                 passed = f"an operator passes {shape_text(fact.shape)} to it"
                 self.report(graph, "", tensor, fact.shape, passed)
-        for position, step in enumerate(_steps(graph, facts, self.enter)):
-            self._look_at(graph, step, f"{position} ({step.operator.name})", wrong)
+        for position, inference in enumerate(_infer_in_order(graph, facts, self.enter)):
+            where = f"{position} ({inference.operator.name})"
+            self._compare(graph, inference, where, wrong)
         return [_fact_of(tensor, facts) for tensor in graph.outputs]
 
-    def _look_at(self, graph: Subgraph, step: _Step, where: str, wrong: set[Tensor]) -> None:
+    def _compare(
+        self, graph: Subgraph, inference: _Inference, where: str, wrong: set[Tensor]
+    ) -> None:
         """Report an operator's error and its results that disagree, which are added to the `wrong` ones before it."""
-        operator = step.operator
+        operator = inference.operator
         named = [*operator.outputs, *operator.given]
-        if step.error and named:
-            self.report(graph, where, named[0], None, step.error)
+        if inference.error and named:
+            self.report(graph, where, named[0], None, inference.error)
         causes = [tensor.name for tensor in operator.given if tensor in wrong]
         source = f"; it follows from tensor '{causes[0]}'" if causes else ""
-        for tensor, fact in step.pairs():
-            reason = self._merge_shape(tensor, fact.shape)
+        for tensor, fact in inference.pairs():
+            self._keep(tensor, fact.shape)
+            reason = misfit(fact.shape, recorded_shape(tensor))
             if reason:
                 wrong.add(tensor)
                 self.report(graph, where, tensor, fact.shape, reason + source)
 
-    def _merge_shape(self, tensor: Tensor, shape: Shape | None) -> str | None:
-        """Keep a shape that equals those of earlier calls; return how it differs from the recorded one, if it does."""
+    def _keep(self, tensor: Tensor, shape: Shape | None) -> None:
+        """Keep a shape, or that it is unknown if an earlier call gave another one."""
         is_same = self.shapes.get(tensor, shape) == shape
         self.shapes[tensor] = shape if is_same else None
-        return misfit(shape, recorded_shape(tensor))
 
     def enter(self, index: int, inputs: Sequence[Fact]) -> Sequence[Fact] | None:
         """Walk a subgraph with a caller's inputs: once for equal inputs, and at most `_MOST_ENTRIES` times."""
@@ -317,14 +326,14 @@ def check_operators(operators: Iterable[Operator], subgraphs: Sequence[Subgraph]
         return [Fact(recorded_shape(tensor)) for tensor in body.outputs]
 
     for operator in operators:
-        step = _step(operator, {}, enter)
-        for tensor, fact in step.pairs():
+        inference = _infer(operator, {}, enter)
+        for tensor, fact in inference.pairs():
             recorded = recorded_shape(tensor)
-            if step.error or fact.shape not in (None, recorded):
-                text = f"inferred shape {shape_text(fact.shape)}, recorded {shape_text(recorded)}"
-                raise RefusedError(
-                    Why.INVALID_MODEL, f"{operator.name} '{tensor.name}': {step.error or text}"
-                )
+            reason = inference.error
+            if not reason and fact.shape not in (None, recorded):
+                reason = f"inferred shape {shape_text(fact.shape)}, recorded {shape_text(recorded)}"
+            if reason:
+                raise RefusedError(Why.INVALID_MODEL, f"{operator.name} '{tensor.name}': {reason}")
 
 
 @contextmanager
@@ -338,9 +347,9 @@ def doubted(graphs: Iterable[Subgraph]) -> Iterator[None]:
     marked: list[Operator] = []
     for graph in checked:
         graph.is_checked = True
-        for step in _steps(graph, {}, lambda *_: None):
-            step.operator.shape_error = step.doubt()
-            marked.append(step.operator)
+        for inference in _infer_in_order(graph, {}, lambda *_: None):
+            inference.operator.shape_error = inference.doubt()
+            marked.append(inference.operator)
     try:
         yield
     finally:

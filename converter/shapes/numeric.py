@@ -45,7 +45,7 @@ def without_broadcasting(call: Call) -> Results:
 
     Source: Prepare of atan2.cc, add_n.cc and stablehlo_elementwise.cc
     """
-    return [call.merged(range(len(call.inputs)))]
+    return [call.common_shape(range(len(call.inputs)))]
 
 
 @rule("SHAPE")
@@ -63,9 +63,10 @@ def select(call: Call) -> Results:
 
     Source: select.cc, SelectPrepare (version one)
     """
-    shape = call.merged((1, 2))
+    shape = call.common_shape((1, 2))
     condition = call.shape(0)
-    fits = any(may_be_alike(condition, fitting) for fitting in ((), shape, shape[:1]))
+    fitting = ((), shape, shape[:1])
+    fits = any(may_be_alike(condition, one) for one in fitting)
     call.expect(fits, "a condition for each element, or for each row, of the choices")
     return [shape]
 
@@ -84,7 +85,7 @@ def reduce(call: Call) -> Results:
     for axis, size in enumerate(shape):
         if axis not in folded:
             sizes.append(size)
-        elif call.number("keep_dims"):
+        elif call.option("keep_dims"):
             sizes.append(1)
     return [tuple(sizes)]
 
@@ -143,7 +144,7 @@ def one_hot(call: Call) -> Results:
     Source: one_hot.cc, ResizeOutputTensor
     """
     shape = call.shape(0)
-    axis = call.own_axis(len(shape) + 1)
+    axis = call.axis_option(len(shape) + 1)
     return [(*shape[:axis], *call.sizes(1), *shape[axis:])]
 
 
@@ -156,8 +157,8 @@ def batch_matmul(call: Call) -> Results:
     result = matmul(
         call.shape(0, least=2, most=5),
         call.shape(1, least=2, most=5),
-        transpose_a=bool(call.number("adj_x")),
-        transpose_b=bool(call.number("adj_y")),
+        transpose_a=bool(call.option("adj_x")),
+        transpose_b=bool(call.option("adj_y")),
         labels=call.labels(),
     )
     return [result]
@@ -177,7 +178,7 @@ def fully_connected(call: Call) -> Results:
     if call.has(2):
         units = weights[0]
         call.expect(may_be_equal(product(*call.shape(2)), units), f"a bias of {units} elements")
-    if not call.number("keep_num_dims"):
+    if not call.option("keep_num_dims"):
         shape = _flat_rows(call, shape, weights[1])
     result = matmul(shape, weights, transpose_b=True, labels=call.labels()[:2])
     scratch: list[Shape | None] = [None] * (len(call.op.outputs) - 1)
@@ -213,10 +214,10 @@ def windows(call: Call) -> Results:
 
 def _window_count(call: Call, side: str, size: int, span: int) -> int:
     """The number of places of a window of `span` steps along one side of an image."""
-    stride = call.number(f"stride_{side}")
+    stride = call.option(f"stride_{side}")
     call.expect(stride > 0, "strides from 1")
     if size < 0 or span < 0:
         return OPEN
-    is_same = call.number("padding") == _SAME
-    reach = 1 if is_same else (span - 1) * call.number(f"dilation_{side}_factor") + 1
+    is_same = call.option("padding") == _SAME
+    reach = 1 if is_same else (span - 1) * call.option(f"dilation_{side}_factor") + 1
     return max((size + stride - reach) // stride, 0)

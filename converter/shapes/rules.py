@@ -1,7 +1,6 @@
 """The table of shape rules, and a rule's view of its operator: shapes, options, known values."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 from numpy.typing import NDArray
@@ -43,8 +42,7 @@ class Fact(NamedTuple):
         return self.shape if value is None else (self.shape, value.dtype.str, value.tobytes())
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """One operator and the known facts about its inputs.
 
     Methods raise `UnknownError` if the answer is unknown, and `ShapeError` if the input is invalid.
@@ -53,7 +51,7 @@ class Call:
     op: Operator
     inputs: Sequence[Fact]
 
-    def number(self, name: str) -> int:
+    def option(self, name: str) -> int:
         """An integer option; 0 or 1 for a boolean."""
         return int(self.op.option(name))
 
@@ -93,7 +91,7 @@ class Call:
         """The shapes of all inputs."""
         return [self.shape(index) for index in range(len(self.inputs))]
 
-    def merged(self, indices: Iterable[int], beside: int | None = None) -> Shape:
+    def common_shape(self, indices: Iterable[int], beside: int | None = None) -> Shape:
         """The shape that inputs share, except on axis `beside`; a size is open only if it is open in all of them."""
         first, *others = map(self.shape, indices)
         sizes = list(first)
@@ -121,7 +119,7 @@ class Call:
         elements: list[int] = value.ravel().tolist()
         return elements
 
-    def elements(self, index: int, rank: int | None = None) -> list[int | None]:
+    def integers_if_known(self, index: int, rank: int | None = None) -> list[int | None]:
         """Like `integers`, but each element is None if they are unknown."""
         if self.inputs[index].value is not None:
             return list[int | None](self.integers(index, rank))
@@ -132,7 +130,7 @@ class Call:
 
     def sizes(self, index: int, rank: int | None = None) -> Shape:
         """The sizes, or other counts, in input `index`; -1 for unknown ones."""
-        elements = self.elements(index, rank)
+        elements = self.integers_if_known(index, rank)
         fine = all(element is None or element >= 0 for element in elements)
         self.expect(fine, f"sizes in {self.labels()[index]}, not {elements}")
         return tuple(OPEN if element is None else element for element in elements)
@@ -142,11 +140,11 @@ class Call:
         self.expect(-rank <= axis < rank, f"an axis from -{rank} to {rank - 1}, not {axis}")
         return axis % rank
 
-    def own_axis(self, rank: int) -> int:
+    def axis_option(self, rank: int) -> int:
         """The axis in the operator's option `axis`, counted from the front."""
-        return self.axis(self.number("axis"), rank)
+        return self.axis(self.option("axis"), rank)
 
-    def given(self, index: int) -> int:
+    def integer(self, index: int) -> int:
         """The only element of an integer input, which must be known."""
         numbers = self.integers(index)
         self.expect(len(numbers) == 1, f"one element in {self.labels()[index]}")

@@ -169,7 +169,7 @@ class _Pair:
                     f"after: output '{info.tensor}' has shape {new.shape}, not {old.shape}"
                 )
             own = new if clipped is None else new.clip(*clipped)
-            yield measure(old, own, quantized_a=info, quantized_b=info, tolerance=tolerance)
+            yield measure(old, own, (info, info), tolerance=tolerance)
 
     def ordinary_runs(self) -> Iterator[tuple[list[InputPlan], list[Array]]]:
         """The inputs of each run: one run per scale of quantized operands, or enough to cover every value."""
@@ -189,10 +189,8 @@ class _Pair:
     def _every_value(self) -> Iterator[Array]:
         """The only input with 0 to `every_below` - 1, and some integers beyond, as many at a time as it holds."""
         (info,) = self.signature.inputs
-        limits = np.iinfo(info.dtype)
-        values = np.array(
-            [limits.min, -1, *range(self.request.every_below + 1), limits.max], info.dtype
-        )
+        low, high = info.limits
+        values = np.array([low, -1, *range(self.request.every_below + 1), high], info.dtype)
         for start in range(0, values.size, info.elements):
             yield np.resize(values[start : start + info.elements], info.shape)
 
@@ -206,8 +204,8 @@ class _Pair:
         for each in plans:
             spread = scale if each in operands else 1.0
             if each.side == "added" and _is_coded(each):
-                limits = np.iinfo(each.info.dtype)
-                whole_range = (limits.max - limits.min) * each.info.scales[0]
+                low, high = each.info.limits
+                whole_range = (high - low) * each.info.scales[0]
                 spread = min(1.0, _LOGIT_RANGE / whole_range)
             drawn.append(replace(each, spread=spread))
         return drawn
@@ -230,11 +228,10 @@ def _nudged(plans: Sequence[InputPlan], arrays: Sequence[Array]) -> list[Array]:
     nudged = list(arrays)
     for planned in _operands(plans):
         place = plans.index(planned)
-        limits = np.iinfo(planned.info.dtype)
         array = arrays[place]
         coins = noise.octets(planned.stream, array.size).reshape(array.shape) % 2
         steps = np.where(coins, np.int64(1), np.int64(-1))
-        nudged[place] = np.clip(array + steps, limits.min, limits.max).astype(array.dtype)
+        nudged[place] = np.clip(array + steps, *planned.info.limits).astype(array.dtype)
     return nudged
 
 
