@@ -55,11 +55,18 @@ TARGETS: Final[dict[str, str]] = _DATA["targets"]
 """The target for each vendor, by the vendor names of LiteRT and its pipeline."""
 
 
-def find_chip(name: str) -> tuple[str, str] | None:
-    """The vendor of a chip, and the chip's name in LiteRT; None if there is no such chip."""
+class ListedChip(NamedTuple):
+    """A chip by its name in LiteRT, and its vendor by the name in litert-torch's pipeline."""
+
+    vendor: str
+    chip: str
+
+
+def find_chip(name: str) -> ListedChip | None:
+    """LiteRT's chip of this name, in upper or lower case; None if there is none."""
     wanted = name.strip().lower()
     for vendor, chips in VENDORS.items():
         for chip in chips:
             if chip.lower() == wanted:
-                return vendor, chip
+                return ListedChip(vendor, chip)
     return None
