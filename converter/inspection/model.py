@@ -203,7 +203,7 @@ def _listed(named: Mapping[str, Tensor]) -> tuple[Argument, ...]:
 
 def _attention(model: Model, name: str, graph: Subgraph) -> Iterator[AttentionBlock | None]:
     """Attention blocks of an entry point; None for an unknown form."""
-    labels = {tensor: label for label, tensor in model.arguments(name)[1].items()}
+    labels = {tensor: label for label, tensor in model.arguments(name).inputs.items()}
     for match in find_blocks(graph):
         if not isinstance(match, NotABlock):
             yield AttentionBlock(
