@@ -247,26 +247,24 @@ def score(job: Job, progress: Progress) -> Values:
     cores = len(os.sched_getaffinity(0))
     with ProcessPoolExecutor(cores, multiprocessing.get_context("spawn")) as pool:
         for start in range(0, len(parts), _BATCH):
-            end = min(start + _BATCH, len(parts))
-            batch = parts[start:end]
-            asked = [pool.map(partial(score_text, job.inputs[name]), batch) for name in bundles]
-            # For each prompt, the answers of all bundles.
-            answered = zip(*asked, strict=True)
-            for place, (halves, answers) in enumerate(zip(batch, answered, strict=True), start):
-                progress(job.stage, place, end)
-                if None in answers:
+            batch = parts[start : start + _BATCH]
+            answers = [pool.map(partial(score_text, job.inputs[name]), batch) for name in bundles]
+            prompts = zip(batch, *answers, strict=True)
+            for place, (halves, *by_bundle) in enumerate(prompts, start):
+                progress(job.stage, place, start + len(batch))
+                if None in by_bundle:
                     skipped += 1
                     continue
-                texts = {name: one.text for name, one in zip(bundles, answers, strict=True)}
+                texts = {name: one.text for name, one in zip(bundles, by_bundle, strict=True)}
                 found = [checkpoint.likelihoods(halves, texts)]
-                found += [one.likelihoods for one in answers]
+                found += [one.likelihoods for one in by_bundle]
                 known = [token for token in zip(*found, strict=True) if None not in token]
                 tokens += known
                 lengths.append(len(known))
             by_model = np.reshape(tokens, (-1, len(job.inputs))).T
             expected, *others = by_model.tolist()
-            # The largest standard error, by tokens, of a bundle's ratio to the checkpoint.
-            if expected and max(ratio_of(own, expected)[1] for own in others) <= ERROR:
+            errors = [ratio_of(own, expected)[1] for own in others if expected]
+            if max(errors, default=math.inf) <= ERROR:  # by tokens, not by texts
                 break
     if not lengths:
         raise UsageError(

@@ -67,8 +67,12 @@ def round_weights(job: Job, progress: Progress) -> dict[str, Any]:
     with torch.no_grad(), by_onednn(), tempfile.TemporaryDirectory() as folder:
         known = grids_of(weights)
         if not known and job.options["rotate"]:
-            weights, note = _rotated(weights, source, Path(folder, "rotated"))
-            notes.append(note)
+            # Weights round better when no channel stands out, even if activations gain nothing; they must lose nothing.
+            target = Path(folder, "rotated")
+            prepared = rotate_stream(weights, source, target, least_gain=1)
+            notes.append(prepared.note)
+            if prepared.rotated:
+                weights = load(target)
         network = Network(weights, *texts)
         rounded = CodesFile(Path(folder, CODES), weights, network.modules())
         if known:
@@ -94,15 +98,6 @@ def round_weights(job: Job, progress: Progress) -> dict[str, Any]:
     (output / PLAN).write_text(json.dumps(asdict(plan), indent=1), encoding="utf-8")
     notes += plan_lines(plan)
     return {"notes": [*filter(None, notes)]}
-
-
-def _rotated(weights: Streamed, source: Path, target: Path) -> tuple[Streamed, str]:
-    """The rotated checkpoint, or the same if its family cannot be rotated, with a note for the user.
-
-    Weights round better when no channel stands out, even if activations gain nothing; they must lose nothing.
-    """
-    prepared = rotate_stream(weights, source, target, least_gain=1)
-    return (load(target) if prepared.rotated else weights), prepared.note
 
 
 def _write_rounded(
