@@ -184,6 +184,7 @@ def _ending(error: BaseException, received: Sequence[signal.Signals]) -> tuple[i
     if isinstance(error, _ParseError):
         usage: Any = error
         message = " ".join(usage.format_message().split()).rstrip(".")
+        message = message.replace("Value error, ", "")  # which newer releases of typer add
         command = getattr(getattr(usage, "ctx", None), "command_path", PROGRAM)
         return EXIT_USAGE, f"error: {message} (see `{command} --help`)"
     what = " ".join(f"{type(error).__name__}: {error}".split())
