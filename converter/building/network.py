@@ -167,8 +167,10 @@ class Network:
     def modules(self, wanted: Callable[[Product], bool] | None = None) -> list[str]:
         """The names of the modules of all products, or of those that are wanted."""
         names: list[str] = []
-        for product in filter(wanted, chain.from_iterable(self.products)):
-            names += product.modules
+        for products in self.products:
+            for product in products:
+                if wanted is None or wanted(product):
+                    names += product.modules
         return names
 
     def measured(self, progress: Progress) -> tuple[Floats, Harm]:
@@ -350,8 +352,8 @@ def _products(number: int, layer: Any) -> list[Product]:
     products = []
     for product, names in PRODUCTS.items():
         paths = [path for path in modules if last_part(path) in names]
-        found = {f"model.layers.{number}.{path}": modules[path] for path in paths}
-        products.append(Product(number, product, found))
+        by_name = {f"model.layers.{number}.{path}": modules[path] for path in paths}
+        products.append(Product(number, product, by_name))
     return products
 
 
@@ -458,21 +460,21 @@ def _rounded(product: Product, inputs: Any, now: Any = None) -> dict[str, Grid]:
     With `now`, the inputs that rounded products before it give: for these, and so that results are nearer to those
     of `inputs`.
     """
+    import torch
+
     counts = _limits(inputs) if product.name == "down" else 1
     read = (inputs if now is None else now) * counts
     moments = Moments()
     moments.add(read.numpy())
     rounder = Rounder(moments.whole(), damping_for(read.shape[1], len(read)))
-    if now is None:
-        return {name: rounder.rounded(rows_of(one)) for name, one in product.modules.items()}
-    import torch
-
-    lacking = (inputs - now) * counts
     grids: dict[str, Grid] = {}
     for name, module in product.modules.items():
-        # In the order that takes the fewest steps, which differs between products.
-        lost = torch.linalg.multi_dot([module.weight, lacking.T, read])
-        grids[name] = rounder.rounded(rows_of(module), lost.numpy())
+        lost = None
+        if now is not None:
+            lacking = (inputs - now) * counts
+            # In the order that takes the fewest steps, which differs between products.
+            lost = torch.linalg.multi_dot([module.weight, lacking.T, read]).numpy()
+        grids[name] = rounder.rounded(rows_of(module), lost)
     return grids
 
 

@@ -9,7 +9,7 @@ where later ones make up for earlier ones.
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ import numpy as np
 from edge_opt.base.errors import UsageError
 from edge_opt.base.words import Progress, many
 from edge_opt.base.work import CHECKPOINT
-from edge_opt.building.checkpoint import Stored, Streamed, load
+from edge_opt.building.checkpoint import Streamed, load
 from edge_opt.building.codes import CODES, CodesFile
 from edge_opt.building.gptq import BOTTOM, LEAST_ROW, TOP, Floats, Grid
 from edge_opt.building.network import (
@@ -88,26 +88,18 @@ def round_weights(job: Job, progress: Progress) -> dict[str, Any]:
         chosen = network.modules(plan.narrow())
         codes = CodesFile(output / CODES, weights, chosen)
         codes.keep_moments(moments)
+        wide = [f"{name}.weight" for name in chosen]
+        places = weights.prepare_copy(source, output / CHECKPOINT, wide)
         for name in chosen:
-            codes.keep(name, rounded.grid(name))
-        # A rotated checkpoint has a place for each weight by now.
-        places = weights.prepare_copy(source, output / CHECKPOINT, map(_weight_of, chosen))
-        _write_rounded(weights, places, chosen, codes)
+            grid = rounded.grid(name)
+            codes.keep(name, grid)
+            # A rotated checkpoint has a place for each weight by now.
+            places.pop(f"{name}.weight").codes("r+")[:] = grid.values()
+        weights.copy_to(places)
         if plan.together is None:
-            plan = replace(plan, together=network.harm_of(chosen, codes.grid))
+            plan = replace(plan, together=network.harm_of(chosen, rounded.grid))
     (output / PLAN).write_text(json.dumps(asdict(plan), indent=1), encoding="utf-8")
-    notes += plan_lines(plan)
-    return {"notes": [*filter(None, notes)]}
-
-
-def _write_rounded(
-    weights: Streamed, places: dict[str, Stored], chosen: Iterable[str], codes: CodesFile
-) -> None:
-    """Fill the places of a copy of a checkpoint, by name; chosen modules get the values of their codes."""
-    for name in chosen:
-        rounded = codes.grid(name).values()
-        places.pop(_weight_of(name)).codes("r+")[:] = rounded
-    weights.copy_to(places)
+    return {"notes": [*notes, *plan_lines(plan)]}
 
 
 class _Texts(NamedTuple):
@@ -229,7 +221,7 @@ def grids_of(weights: Streamed) -> dict[str, Grid]:
     found: dict[str, Grid] = {}
     paths = [path for path, _ in weights.model.named_modules() if last_part(path) in NAMES]
     for path in paths:
-        name = _weight_of(path)
+        name = f"{path}.weight"
         first_rows = weights.read(name, slice(8))
         if _on_grid(first_rows) is None:
             continue
@@ -264,7 +256,3 @@ def _on_grid(rows: Floats) -> Grid | None:
     products = (codes * rows).sum(axis=1)
     scales = np.where(squares > 0, products / np.maximum(squares, 1), 1)
     return Grid(codes.astype(np.int8), scales.astype(np.float32))
-
-
-def _weight_of(name: str) -> str:
-    return f"{name}.weight"
