@@ -3,11 +3,11 @@
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 _MOST_NAMED = 40
 
-TRACEBACK: Final = "EDGE_OPT_TRACEBACK"
+TRACEBACK = "EDGE_OPT_TRACEBACK"
 """Environment variable: if set, a bug in edge-opt ends the program at once with a traceback."""
 
 

@@ -11,14 +11,14 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from edge_opt.base.errors import UsageError
 from edge_opt.base.words import many
 
 _TEXTS = ("text", "prompt", "inputs")
 """Keys of a prompt's text, as in litert-torch's calibration."""
-_NEARLY: Final = 7 / 8
+_NEARLY = 7 / 8
 """Share of the longest fitting prompt that nearly fills a cache."""
 _JOINT = "\n\n"
 _CALIBRATION = "litert_torch.generative.export_hf.experimental"
@@ -234,10 +234,7 @@ def _of_bundle(bundle: Path, make: Any) -> Wording:
     opener = importlib.import_module(f"{_CALIBRATION}.litertlm_bundle.litertlm_bundle")
     with tempfile.TemporaryDirectory() as folder:
         found = opener.unpack_litertlm(str(bundle), folder)
-        files: dict[str, str] = {}
-        for argument, part in _TOKENIZERS.items():
-            if part in found:
-                files[argument] = found[part]
+        files = {name: found[part] for name, part in _TOKENIZERS.items() if part in found}
         if not files:
             raise UsageError(
                 f"{bundle} has no tokenizer, so it cannot read calibration prompts: export it again with one"

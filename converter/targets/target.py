@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, TypedDict
+from typing import Annotated, Any, TypedDict
 
 import msgspec
 from msgspec import Meta
@@ -24,8 +24,8 @@ from edge_opt.ir.refusal import RefusedError, Why
 from edge_opt.schema.table import ENUMS
 from edge_opt.targets.chips import NAMES, TARGETS, find_chip
 
-Form: TypeAlias = Annotated[str, Meta(pattern=f"^({'|'.join(FORM_NAMES)})$")]
-Count: TypeAlias = Annotated[int, Meta(ge=1)]
+Form = Annotated[str, Meta(pattern=f"^({'|'.join(FORM_NAMES)})$")]
+Count = Annotated[int, Meta(ge=1)]
 
 
 class LongContext(TypedDict, total=False):
