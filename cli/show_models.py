@@ -5,7 +5,6 @@ import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import resources
-from itertools import chain
 from pathlib import Path
 
 from edge_opt.base.atomic import resolve_target, write_whole
@@ -97,8 +96,10 @@ def _looks_exported_for_an_npu(model: Model) -> bool:
     """True if it has int16 activations, or caches with a separate output for the new part."""
     if find_caches(model).caches:
         return True
-    inputs = chain.from_iterable(signature.inputs.values() for signature in model.signatures)
-    return any(tensor.dtype is DType.INT16 for tensor in inputs)
+    for signature in model.signatures:
+        if any(tensor.dtype is DType.INT16 for tensor in signature.inputs.values()):
+            return True
+    return False
 
 
 def show_comparison(report: ComparisonReport) -> None:

@@ -261,8 +261,7 @@ def score(job: Job, progress: Progress) -> Values:
                 known = [token for token in zip(*found, strict=True) if None not in token]
                 tokens += known
                 lengths.append(len(known))
-            by_model = np.reshape(tokens, (-1, len(job.inputs))).T
-            expected, *others = by_model.tolist()
+            expected, *others = np.reshape(tokens, (-1, len(job.inputs))).T.tolist()
             errors = [ratio_of(own, expected)[1] for own in others if expected]
             if max(errors, default=math.inf) <= ERROR:  # by tokens, not by texts
                 break
@@ -272,8 +271,8 @@ def score(job: Job, progress: Progress) -> Values:
         )
     scores = [ModelScore.of(reference, expected, expected, lengths)]
     for name, own in zip(bundles, others, strict=True):
-        one = ModelScore.of(name, own, expected, lengths)
-        scores.append(replace(one, weights=_weights(job.inputs[name])))
+        bundle_score = ModelScore.of(name, own, expected, lengths)
+        scores.append(replace(bundle_score, weights=_weights(job.inputs[name])))
     return asdict(Evaluation(scores, len(lengths), skipped))
 
 
@@ -345,7 +344,7 @@ def emulate(job: Job, progress: Progress) -> Values:
     tokens = [*chain.from_iterable(text.scored for text in texts)]
     lengths = [len(text.scored) for text in texts]
     itself = Closeness.of(expected, expected, tokens)
-    scores = [_close(reference, itself, itself, lengths)]
+    scores = [_score_of(reference, itself, itself, lengths)]
     for bundle in bundles:
         path = job.inputs[bundle]
         with scratch_folder() as folder:
@@ -359,12 +358,15 @@ def emulate(job: Job, progress: Progress) -> Values:
             )
         npu = np.concatenate(read(path, texts, compiler, partial(progress, job.stage)))
         for logits, on_npu in ((cpu, False), (npu, True)):
-            one = _close(bundle, Closeness.of(expected, logits, tokens), itself, lengths)
+            own = Closeness.of(expected, logits, tokens)
+            one = _score_of(bundle, own, itself, lengths)
             scores.append(replace(one, on_npu=on_npu, weights=_weights(path)))
     return asdict(Evaluation(scores, len(texts)))
 
 
-def _close(source: str, own: Closeness, reference: Closeness, lengths: Sequence[int]) -> ModelScore:
+def _score_of(
+    source: str, own: Closeness, reference: Closeness, lengths: Sequence[int]
+) -> ModelScore:
     """The score of a model whose logits are known, on texts of these lengths in tokens."""
     score = ModelScore.of(source, own.likelihoods, reference.likelihoods, lengths)
     agreement = float(np.mean(own.agrees))

@@ -355,8 +355,7 @@ class Stages:
 
     def _explained(self, error: OSError | EdgeOptError, stage: str) -> EdgeOptError:
         """A stage's error, with its name, what it needs, and where its log is."""
-        log = self.folder / f"{stage}.log"
-        after = f"; its log is {log}"
+        after = f"; its log is {self.folder / stage}.log"
         if isinstance(error, OSError):
             return OutputError(f"stage '{stage}': {error.strerror or error}{after}")
         if isinstance(error, OutOfMemoryError) and stage in self.needs:

@@ -15,7 +15,7 @@ from edge_opt.ir.opening import ModelLike, Part
 from edge_opt.npu.compiler import Compiler, CompilerFailedError
 from edge_opt.npu.profiling import still_open
 from edge_opt.npu.vendors import backend_of
-from edge_opt.runtime.inputs import InputPlan, array_of
+from edge_opt.runtime.inputs import array_of
 from edge_opt.runtime.metrics import measure
 from edge_opt.runtime.protocol import Arrays
 
@@ -79,14 +79,12 @@ def _emulated(both: Both, pair: Pair, compiler: Compiler) -> SignatureComparison
     a in the emulator, b in the emulator -> the difference
     a on the CPU, each in the emulator   -> how far each is from the CPU, `db`
     """
-    name = pair.signature.name
-    plans = pair.plans(both.begun.seed)
     ran: list[_Outputs] = []
     for place, title in enumerate("a" if both.begun.a == both.begun.b else "ab"):
         try:
-            ran.append(_run(both, place, name, plans[place], compiler))
+            ran.append(_run(both, place, pair, compiler))
         except CompilerFailedError as error:
-            return SignatureComparison(name, reason=f"{title}: {error}")
+            return SignatureComparison(pair.signature.name, reason=f"{title}: {error}")
     a = ran[0]
     b = ran[-1]
     found = both.measure_all(pair, [(a.npu, {**b.npu})])
@@ -95,11 +93,11 @@ def _emulated(both: Both, pair: Pair, compiler: Compiler) -> SignatureComparison
     return replace(found, outputs=tuple(compared))
 
 
-def _run(
-    both: Both, place: int, name: str, plan: Sequence[InputPlan], compiler: Compiler
-) -> _Outputs:
-    """Run one of the models, at this place in `both`, on planned inputs."""
+def _run(both: Both, place: int, pair: Pair, compiler: Compiler) -> _Outputs:
+    """Run an entry point of the first or the second model, by its place."""
+    name = pair.signature.name
     model = both.models[place]
+    plan = pair.plans(both.begun.seed)[place]
     (cpu,) = both.worker.run_calls(both.files[place], [(name, plan)])
     inputs = {one.info.name: array_of(one) for one in plan}
     with backend_of(compiler.chip).emulating(model, name, compiler) as emulator:
