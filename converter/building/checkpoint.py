@@ -10,7 +10,7 @@ import math
 import os
 import pickle
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -171,7 +171,7 @@ class Streamed:
             yield first, self.read(name, slice(first, first + ROWS_AT_ONCE))
 
     def prepare_copy(
-        self, source: Path, output: Path, wide: Iterable[str], *, untie: bool = False
+        self, source: Path, output: Path, wide: Sequence[str], *, untie: bool = False
     ) -> dict[str, Stored]:
         """Write a new folder with everything but the numbers of the weights, and return their places.
 
@@ -187,11 +187,10 @@ class Streamed:
             is_text = file.suffix in TEXTS and not file.name.endswith(_INDEX)
             if is_text and file.is_file() and not (output / file.name).exists():
                 shutil.copy(file, output)
-        widened = {*wide}
         tensors: dict[str, Layout] = {}
         for name, weight in self.model.named_parameters(remove_duplicate=not untie):
             stored = self._stored.get(weight)
-            dtype = "F32" if stored is None or name in widened else stored.dtype
+            dtype = "F32" if stored is None or name in wide else stored.dtype
             tensors[name] = dtype, tuple(weight.shape)
         return create(output / _FILE, tensors)
 

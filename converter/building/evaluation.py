@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -82,9 +82,10 @@ class ModelScore:
         lengths: Sequence[int] = (),
     ) -> "ModelScore":
         """The score of one model, from the log-likelihoods of all tokens, the reference's, and the lengths of texts."""
-        perplexity, _ = ratio_of(likelihoods, [0.0] * len(likelihoods))
+        count = len(likelihoods)
+        perplexity = ratio_of(likelihoods, [0.0] * count).ratio  # to one that is always sure
         ratio, error = ratio_of(likelihoods, reference, lengths)
-        return cls(source, len(likelihoods), perplexity, ratio=ratio, ratio_error=error)
+        return cls(source, count, perplexity, ratio=ratio, ratio_error=error)
 
     def exceeds(self, limit: float) -> bool:
         """True if the ratio exceeds a limit by more than its error, both in nats; True for NaN.
@@ -99,10 +100,17 @@ class ModelScore:
         return not least <= math.log(limit)
 
 
+class Ratio(NamedTuple):
+    """The ratio of two perplexities on the same tokens, and its standard error."""
+
+    ratio: float
+    error: float
+
+
 def ratio_of(
     likelihoods: Sequence[float], reference: Sequence[float], lengths: Sequence[int] = ()
-) -> tuple[float, float]:
-    """The ratio of two perplexities on the same tokens, and its standard error.
+) -> Ratio:
+    """The ratio of a model's perplexity to the reference's, from the log-likelihoods of the same tokens.
 
     What quantization costs differs between texts. With the `lengths` of the texts in tokens, the error is therefore
     that of independent texts (Miller 2024, https://arxiv.org/abs/2411.00640), if it is larger than that of independent
@@ -124,7 +132,7 @@ def ratio_of(
             of_texts = np.linalg.norm(sums) / len(gaps) * math.sqrt(len(texts) / (len(texts) - 1))
             error = np.maximum(error, of_texts)
         ratio = np.exp(mean)
-        return float(ratio), float(ratio * error)
+        return Ratio(float(ratio), float(ratio * error))
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +270,7 @@ def score(job: Job, progress: Progress) -> Values:
                 tokens += known
                 lengths.append(len(known))
             expected, *others = np.reshape(tokens, (-1, len(job.inputs))).T.tolist()
-            errors = [ratio_of(own, expected)[1] for own in others if expected]
+            errors = [ratio_of(own, expected).error for own in others if expected]
             if max(errors, default=math.inf) <= ERROR:  # by tokens, not by texts
                 break
     if not lengths:

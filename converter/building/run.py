@@ -175,11 +175,19 @@ def build(
     if given.adapter:
         versions = versions | versions_of(("peft",), stages.INSTALL)
     runtimes = evaluation.check_runtimes() if texts.scored else {}
-    result = BuildResult(str(source), given.kind, chip, vendor, str(folder), versions=versions)
+    result = BuildResult(
+        source=str(source),
+        kind=given.kind,
+        chip=chip,
+        vendor=vendor,
+        work=str(folder),
+        versions=versions,
+    )
     result.warnings += filter(None, [stages.untried(versions)])
     with stages.locked(folder), _finishing(result, began):
-        tell = progress or no_progress
-        runner = Stages(folder, versions, libraries, tell, on_stage, result.stages)
+        runner = Stages(
+            folder, versions, libraries, progress or no_progress, on_stage, done=result.stages
+        )
         _give_inputs(runner, given, texts.calibration, folder)
         _configure(runner, result, given, settings, rounds=weights == "4")
         quantized = run_quantization(
