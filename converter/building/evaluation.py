@@ -245,7 +245,12 @@ def emulation(texts: Sequence[str], tokens: int, compiler: Compiler) -> Values:
 
 
 def score(job: Job, progress: Progress) -> Values:
-    """Score prompts of `parts` in LiteRT-LM until the ratio is precise enough; a bundle's prompts run in parallel."""
+    """Score prompts of `parts` in LiteRT-LM until the ratio is precise enough; a bundle's prompts run in parallel.
+
+    a batch of prompts -> each bundle in LiteRT-LM -> for each prompt, the bundles' tokens and likelihoods
+                                                   -> the checkpoint's likelihoods of the same tokens
+    for each token, (the checkpoint's, the first bundle's, ..) -> `[1 + bundles, tokens]` -> ratios, errors
+    """
     reference, *bundles = job.inputs
     checkpoint = Checkpoint(job.inputs[reference])
     parts = job.options["parts"]
@@ -347,6 +352,7 @@ def emulate(job: Job, progress: Progress) -> Values:
     texts = [text for text in cut if text.before]
     if not texts:
         raise UsageError(_NOTHING_SCORED)
+    # Logits are `[tokens, vocabulary]`, of the scored tokens of all texts.
     expected = np.concatenate([checkpoint.logits(text).numpy() for text in texts])
     del checkpoint
     tokens = [*chain.from_iterable(text.scored for text in texts)]

@@ -33,7 +33,7 @@ _LEAST_TOKENS = 4000
 
 
 def moments_of(checkpoint: Path, prompts: Path, progress: Progress, *, rotated: bool) -> Floats:
-    """The sum of `x x'` over inputs x of the checkpoint's logits product on the prompts.
+    """The sum of `x x'`, `[hidden, hidden]`, over inputs x of the checkpoint's logits product on the prompts.
 
     If `rotated`, of the product in the checkpoint as `rotation.prepare` writes it: inputs x become x Q, with ones as
     the final norm's weights.

@@ -188,7 +188,10 @@ def change_of(before: Any, after: Any) -> str:
 
 
 def run_once(model: Any) -> tuple[Any, float]:
-    """Logits for tokens from across the vocabulary, and the residual stream's largest number between layers."""
+    """Logits `[1, 64, vocabulary]` of tokens from across the vocabulary, and the residual stream's largest number.
+
+    The stream is `[1, 64, hidden]`, behind the embedding and behind each layer but the last.
+    """
     import torch
 
     ids = torch.linspace(0, model.config.get_text_config().vocab_size - 1, _TOKENS).long()[None]

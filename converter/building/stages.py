@@ -88,9 +88,10 @@ class BuildCheckError(EdgeOptError):
 class Job:
     """One run of a stage.
 
-    `config` is litert-torch's configuration. `inputs` are files and folders by role, `output` is an empty folder for
-    the result, `options` are specific to the stage. `libraries` is the folder of the vendor's compiler; None if the
-    stage needs none, or finds it itself. With `spares_memory`, large blocks of memory are in temporary files.
+    `config` is litert-torch's configuration. `inputs` are files and folders by role (see `recipe`), `output` is an
+    empty folder for the result, `options` are specific to the stage. `libraries` is the folder of the vendor's
+    compiler; None if the stage needs none, or finds it itself. With `spares_memory`, large blocks of memory are in
+    temporary files.
     """
 
     stage: str

@@ -113,7 +113,7 @@ class Closeness(NamedTuple):
 
     @classmethod
     def of(cls, reference: Array, logits: Array, tokens: Sequence[int]) -> "Closeness":
-        """Compare rows of logits, one row for each token."""
+        """Compare logits `[tokens, vocabulary]`; `tokens` are those that came next."""
         theirs = log_softmax(reference.astype(np.float64))
         own = log_softmax(logits.astype(np.float64))
         return cls(
