@@ -43,10 +43,11 @@ def narrow(job: Job, progress: Progress) -> Values:
         rounded = read_rounded(Path(job.inputs["rounded"]))
         moments = rounded.moments
         narrow_layers(part.model, rounded.grids, rounded.biases)
-        count = many(len(rounded.grids), "product")
-        notes.append(f"Weights of {count} in the layers are in 4 bits")
         exported = Opened(job.inputs["exported"]).main().model
-        notes.append(restore_clipped(part.model, exported))
+        notes = [
+            f"Weights of {many(len(rounded.grids), 'product')} in the layers are in 4 bits",
+            restore_clipped(part.model, exported),
+        ]
     else:
         checkpoint = Path(job.inputs["checkpoint"])
         prompts = Path(job.inputs["prompts"])
@@ -80,13 +81,12 @@ def narrow_layers(model: Model, grids: Mapping[str, Grid], biases: Mapping[str, 
         by_reader: dict[Operator, Floats] = {}
         for reader, stored in stored_biases(copies).items():
             by_reader[reader] = known_bias(stored, known)
-        first = names[0]
-        grid = grids[first]
+        grid = grids[names[0]]
         if by_reader:
             # As coarse as 8-bit weights would have to be. Rows of zeros take the finest steps.
             fine = np.where(grid.codes.any(axis=1), grid.scales, LEAST_ROW / 127)
             grid = with_room(Grid(grid.codes, fine.astype(np.float32)), by_reader)
-        replace_all(copies, four_bits(first, grid), by_reader)
+        replace_all(copies, four_bits(names[0], grid), by_reader)
 
 
 def _places(model: Model, grids: Mapping[str, Grid]) -> dict[tuple[str, ...], list[Tensor]]:

@@ -126,18 +126,19 @@ def _texts(checkpoint: Path, prompts: Path) -> _Texts:
     read: list[Any] = []
     judged: list[Any] = []
     total = 0  # tokens to round for
-    long = 0  # prompts that are long enough to judge by
+    long_prompts = 0  # long enough to judge by
     different = {wording.text(prompt): text_of(prompt) for prompt in read_prompts(prompts)}
     for text, plain in different.items():
         tokens = tokens_of(text)
         is_long = tokens.shape[1] >= _ALONE
-        long += is_long
-        is_kept = is_long and long % _EACH == 0
+        long_prompts += is_long
+        is_kept = is_long and long_prompts % _EACH == 0
         if is_kept and len(judged) < _MOST_JUDGED:
-            without = tokens_of(plain)
-            takes_plain = len(judged) % 2 == 1 and without.shape[1] >= _ALONE
-            taken = without if takes_plain else tokens
-            judged.append(taken[:, :_TOGETHER])
+            plain_tokens = tokens_of(plain)
+            is_second = len(judged) % 2 == 1
+            if is_second and plain_tokens.shape[1] >= _ALONE:
+                tokens = plain_tokens
+            judged.append(tokens[:, :_TOGETHER])
         elif tokens.shape[1] and total < _MOST_TOKENS:
             read.append(tokens[:, :_LONGEST])
             total += read[-1].shape[1]
@@ -145,7 +146,7 @@ def _texts(checkpoint: Path, prompts: Path) -> _Texts:
         raise UsageError(
             f"weights='4' needs {_LEAST_TOKENS} tokens of prompts, counting at most {_LONGEST} of each, and {_EACH} "
             f"prompts of at least {_ALONE} tokens, one of them to judge by; there are {total} tokens and "
-            f"{many(long, 'such prompt')}: give more different prompts, or use weights='8'"
+            f"{many(long_prompts, 'such prompt')}: give more different prompts, or use weights='8'"
         )
     alone = torch.cat([tokens[:, :_ALONE] for tokens in judged])
     return _Texts(read, alone, judged)

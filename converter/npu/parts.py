@@ -67,18 +67,19 @@ def _figures(
     model: Model, signature: str, judge: Compiler, tell: Callable[[int, int], None]
 ) -> Mapping[str, int]:
     """Microseconds of each part, and bytes of spill; a part's time is up to its end, less up to the end before it."""
+    up_to = partial(_up_to, model, signature, judge)
     entry_point = model.arguments(signature)
     outputs = [*entry_point.outputs.values()]
-    whole = _up_to(outputs, model, signature, judge)
+    whole = up_to(outputs)
     figures = Counter({_SPILL: whole.spill or 0, _ALL: _us(whole)})
     others = [one for name, one in entry_point.outputs.items() if "logits" not in name]
     if others and len(others) < len(outputs):
-        figures[_LOGITS] = _us(whole) - _us(_up_to(others, model, signature, judge))
+        figures[_LOGITS] = _us(whole) - _us(up_to(others))
     ends = [*_ends_of_parts(entry_point.graph)]
     earlier = 0
     for place, (part, end) in enumerate(ends):
         tell(place, len(ends))
-        us = _us(_up_to([end], model, signature, judge))
+        us = _us(up_to([end]))
         figures[part] += us - earlier
         earlier = us
     return figures
@@ -135,7 +136,7 @@ def _below(operator: Operator) -> Iterable[Operator]:
     return [reader for tensor in operator.outputs for reader in tensor.consumers]
 
 
-def _up_to(ends: Sequence[Tensor], model: Model, signature: str, compiler: Compiler) -> Figures:
+def _up_to(model: Model, signature: str, compiler: Compiler, ends: Sequence[Tensor]) -> Figures:
     """The compiler's figures for the operators that compute some tensors."""
     needed, starts = backward_slice(ends)
     graph = model.arguments(signature).graph
