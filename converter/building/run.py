@@ -455,7 +455,7 @@ def _check_quality(result: BuildResult, limit: float | None, compiled: Path) -> 
     if limit is None:
         return
     models = [] if result.evaluation is None else result.evaluation.models
-    # The error of a ratio of one token is not known.
+    # The checkpoint, then the bundle, if they were scored. The error of a ratio of one token is not known.
     if len(models) < 2 or models[1].tokens < 2:
         result.warnings.append(
             f"Perplexity was not measured, so it may be more than {limit:g} times the checkpoint's: run "
