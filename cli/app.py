@@ -52,13 +52,12 @@ def help_groups(command: Any, context: Any) -> dict[str, list[tuple[str, str]]]:
     groups: dict[str, list[tuple[str, str]]] = {}
     for parameter in command.get_params(context):
         name, text = parameter.get_help_record(context)
-        is_argument = parameter.param_type_name == "argument"
-        title = getattr(parameter, "rich_help_panel", None) or (
-            "Arguments" if is_argument else "Options"
-        )
-        groups.setdefault(title, []).append(
-            (name.partition(" <")[0] if is_argument else name, text)
-        )
+        title = "Options"
+        if parameter.param_type_name == "argument":
+            title = "Arguments"
+            name, _, _ = name.partition(" <")
+        title = getattr(parameter, "rich_help_panel", None) or title
+        groups.setdefault(title, []).append((name, text))
     return groups
 
 
@@ -71,9 +70,17 @@ class _Command(typer.core.TyperCommand):
 
 
 for _command in (
-    *(models.convert, models.inspect, models.compare),
-    *(phones.build, phones.evaluate, phones.profile, phones.tune),
-    *(models.demo, models.passes, models.targets, installation.doctor),
+    models.convert,
+    models.inspect,
+    models.compare,
+    phones.build,
+    phones.evaluate,
+    phones.profile,
+    phones.tune,
+    models.demo,
+    models.passes,
+    models.targets,
+    installation.doctor,
 ):
     app.command(cls=_Command)(_command)
 golden = typer.Typer(
@@ -116,10 +123,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if "--json" in takewhile(lambda word: word != "--", given):
             result = getattr(error, "result", None)
             known = {} if result is None else result.to_dict()
-            message = sentence.removeprefix("error: ")
             known["error"] = {
                 "type": type(error).__name__,
-                "message": message,
+                "message": sentence.removeprefix("error: "),
                 "exit_code": code,
             }
             with suppress(BrokenPipeError, EdgeOptError):
@@ -136,14 +142,12 @@ def _signals_as_interrupts(received: list[signal.Signals]) -> Iterator[None]:
         received.append(signal.Signals(number))
         raise KeyboardInterrupt
 
-    is_main = threading.current_thread() is threading.main_thread()
-    ours = [
-        n
-        for n in (signal.SIGTERM, signal.SIGHUP)
-        if is_main and signal.getsignal(n) is signal.SIG_DFL
-    ]
-    for number in ours:
-        signal.signal(number, interrupt)
+    ours: list[signal.Signals] = []
+    if threading.current_thread() is threading.main_thread():  # others cannot
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, interrupt)
+                ours.append(number)
     try:
         yield
     finally:
@@ -179,7 +183,8 @@ def _ending(error: BaseException, received: Sequence[signal.Signals]) -> tuple[i
         return error.exit_code, f"error: {in_options(str(error))}"
     if isinstance(error, _ParseError):
         usage: Any = error
-        message = " ".join(usage.format_message().split()).rstrip(".").replace("Value error, ", "")
+        message = " ".join(usage.format_message().split()).rstrip(".")
+        message = message.replace("Value error, ", "")  # which newer releases of typer add
         command = getattr(getattr(usage, "ctx", None), "command_path", PROGRAM)
         return EXIT_USAGE, f"error: {message} (see `{command} --help`)"
     what = " ".join(f"{type(error).__name__}: {error}".split())

@@ -2,11 +2,14 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from edge_opt.base.errors import EdgeOptError, OutputError, UsageError, unknown
 from edge_opt.cli import options, output
 from edge_opt.cli.options import argument, expert, option, read_shapes
+
+if TYPE_CHECKING:
+    from edge_opt.npu import Compiler
 
 
 def convert(
@@ -66,13 +69,13 @@ def convert(
         raise UsageError("the output is given twice: leave out OUT or -o")
     destination = destination or out
     reports = reports or []
-    failure: EdgeOptError | None = None
     for number, path in enumerate(reports):
         check_report_path(
             path, overwrite=overwrite, others=(source, destination, *reports[:number])
         )
-    drawing = _drawing(target, reports, dry_run=dry_run) if profile else None
+    compiler = _profiling_compiler(target, reports, dry_run=dry_run) if profile else None
     gain = None
+    failure: EdgeOptError | None = None
     try:
         with output.bar(quiet=quiet) as progress:
             result = convert(
@@ -90,8 +93,10 @@ def convert(
                 overwrite=overwrite,
                 progress=progress,
             )
-            if drawing is not None:
-                gain = drawing([source, Path(str(result.output))], progress=progress)
+            if compiler is not None:
+                from edge_opt.npu import draw_gain
+
+                gain = draw_gain([source, str(result.output)], compiler, progress)
     except (SitesSkippedError, DifferenceFoundError) as error:
         result = error.result
         failure = error
@@ -113,20 +118,17 @@ def convert(
     return output.EXIT_BUG if any(site.is_bug for site in result.sites) else 0
 
 
-def _drawing(target: str | None, reports: list[Path], *, dry_run: bool) -> Any:
-    """`draw_gain` for the target's chip; UsageError if there will be no report or no output, or no compiler."""
-    from functools import partial
-
-    from edge_opt.npu import draw_gain
+def _profiling_compiler(target: str | None, reports: list[Path], *, dry_run: bool) -> "Compiler":
+    """The compiler for the target's chip; UsageError if there will be no report or no output, or it is missing."""
     from edge_opt.npu.vendors import backend_of
     from edge_opt.targets.chips import find_chip
 
     if dry_run or not reports:
         raise UsageError("--profile draws in a --report, of a model that is written: change these")
-    chip = find_chip(target or "")
-    compiler = options.compiler_of(None, chip and chip[1])
+    listed = find_chip(target or "")
+    compiler = options.compiler_of(None, None if listed is None else listed.chip)
     backend_of(compiler.chip).check_installed(compiler)
-    return partial(draw_gain, compiler=compiler)
+    return compiler
 
 
 def inspect(
@@ -150,8 +152,7 @@ def inspect(
 ) -> int:
     """Show what is in a model, what runs where, and what would change."""
     if as_text:
-        given = (shapes, target, node_data, sdk)
-        if as_json or infer or any(given):
+        if any((shapes, infer, target, node_data, sdk, as_json)):
             raise UsageError("--text prints the model as it is: leave out the other options")
         _show_text(source)
         return 0
@@ -312,7 +313,7 @@ def passes(
     if name is not None and name not in PASSES:
         raise unknown("pass", name, PASSES)
     chosen = list(PASSES.values()) if name is None else [PASSES[name]]
-    listed = [
+    described = [
         {
             "name": one.name,
             "demand": one.check.words,
@@ -322,13 +323,13 @@ def passes(
         for one in chosen
     ]
     if name is None:
-        rows = [(one["name"], one["demand"], one["summary"]) for one in listed]
+        rows = [(one["name"], one["demand"], one["summary"]) for one in described]
         lines = output.table([("pass", "results", "what it does"), *rows], left=3)
     else:
-        shown = listed[0]
-        lines = [f"{name} {shown['summary']}.", "", *shown["identity"].splitlines()]
-        lines += ["", f"Results must be {shown['demand']}."]
-    output.answer({"passes": listed}, lambda _: output.say(*lines), as_json=as_json)
+        (only,) = described
+        lines = [f"{name} {only['summary']}.", "", *only["identity"].splitlines()]
+        lines += ["", f"Results must be {only['demand']}."]
+    output.answer({"passes": described}, lambda _: output.say(*lines), as_json=as_json)
 
 
 def targets(

@@ -71,12 +71,13 @@ def read_shapes(values: Iterable[str] | None) -> dict[str, tuple[int, ...]]:
     """`[NAME=1,128,640]` -> the sizes by name; a name may contain `=`."""
     shapes = {}
     for value in values or ():
-        name, _, sizes = value.rpartition("=")
-        if not name or not all(size.strip().isdecimal() for size in sizes.split(",")):
+        name, _, text = value.rpartition("=")
+        sizes = text.split(",")
+        if not name or not all(size.strip().isdecimal() for size in sizes):
             raise UsageError(f"--shape '{value}' must be a name and its sizes, NAME=1,128,640")
         if name in shapes:
             raise UsageError(f"--shape '{name}' is given twice")
-        shapes[name] = tuple(int(size) for size in sizes.split(","))
+        shapes[name] = tuple(map(int, sizes))
     return shapes
 
 

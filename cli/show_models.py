@@ -5,7 +5,6 @@ import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import resources
-from itertools import chain
 from pathlib import Path
 
 from edge_opt.base.atomic import resolve_target, write_whole
@@ -24,6 +23,7 @@ from edge_opt.ir import DType, Model
 from edge_opt.ir.opening import Opened
 from edge_opt.passes import Status, Verdict
 from edge_opt.passes.mha_to_sha import MhaToSha
+from edge_opt.shapes.inference import ShapeReport
 from edge_opt.soundness import sentences
 from edge_opt.targets import Finding, Target, lint, load_target
 from edge_opt.targets.lint import DECISIVE
@@ -44,41 +44,51 @@ def show_conversion(
     demo: bool = False,
 ) -> None:
     """Print a conversion's result; in the `demo`, without folders and advice."""
-
-    def described(path: str | None) -> str:
-        if path is None:
-            return "nothing written (dry run)"
-        return f"{Path(path).name if demo else path} ({size(Path(path).stat().st_size)})"
-
-    names = f"{described(result.input)} -> {described(result.output)}"
-    output.say(f"{names}, target {result.target}, {result.seconds:.1f} s", "")
+    before = _name_and_size(result.input, demo=demo)
+    after = _name_and_size(result.output, demo=demo)
+    output.say(f"{before} -> {after}, target {result.target}, {result.seconds:.1f} s", "")
     output.say(*output.table(entry_point_table(result)), "")
     verdict, *others = result.summary().splitlines()
     output.say(verdict, colour=output.BAD if result.skipped else output.GOOD)
     output.say(*others)
-    is_first = result.target == GENERIC and result.converted and not demo
     if result.model is not None and result.given is not None:
-        if is_first and _looks_exported_for_an_npu(result.model):
-            command = ["edge-opt", "convert", str(result.input), "--target", "SM8750"]
-            if result.output is not None:
-                command += ["-o", str(result.output), "--force"]
-            output.say(
-                "This looks like an export for an NPU. Without a chip, decode is split, too, and may get slower. "
-                "With one:",
-                f"  {shlex.join(command)}",
-            )
+        if not demo:
+            output.say(*_advice_for_npus(result, result.model))
         facts = load_target(target or GENERIC)
-        output.say(*filter(None, [made_for_cpus(Opened(result.given), result.model)]))
+        for_cpus = made_for_cpus(Opened(result.given), result.model)
+        if for_cpus:
+            output.say(for_cpus)
         output.say(*placement_lines(placed_by_facts(result.model, facts), facts_about(facts)))
-        output.say(*_findings(lint(result.model, facts), facts.name, first=True))
+        output.say(*_finding_lines(lint(result.model, facts), facts.name, decisive=True))
     output.say(*(f"Report: {path}" for path in reports))
 
 
-def _findings(findings: Sequence[Finding], target: str | None, *, first: bool) -> Iterable[str]:
-    """Findings as lines: the decisive ones, which are printed `first`, or the others."""
-    if not findings and not first:
-        return [f"{target}: no known problems."]
-    chosen = [one for one in findings if (one.rule in DECISIVE) is first]
+def _name_and_size(path: str | None, *, demo: bool) -> str:
+    if path is None:
+        return "nothing written (dry run)"
+    file = Path(path)
+    return f"{file.name if demo else path} ({size(file.stat().st_size)})"
+
+
+def _advice_for_npus(result: ConversionResult, model: Model) -> list[str]:
+    """How to convert again for a chip; empty if the model was converted for one, or is not for an NPU."""
+    is_split_for_any = result.target == GENERIC and result.converted
+    if not is_split_for_any or not _looks_exported_for_an_npu(model):
+        return []
+    command = ["edge-opt", "convert", str(result.input), "--target", "SM8750"]
+    if result.output is not None:
+        command += ["-o", str(result.output), "--force"]
+    return [
+        "This looks like an export for an NPU. Without a chip, decode is split, too, and may get slower. With one:",
+        f"  {shlex.join(command)}",
+    ]
+
+
+def _finding_lines(
+    findings: Sequence[Finding], target: str | None, *, decisive: bool
+) -> Iterable[str]:
+    """Findings as lines: those that decide if the model runs, or the others."""
+    chosen = [one for one in findings if (one.rule in DECISIVE) is decisive]
     return dict.fromkeys(f"{target}, {one.severity}: {one}" for one in chosen)
 
 
@@ -86,8 +96,10 @@ def _looks_exported_for_an_npu(model: Model) -> bool:
     """True if it has int16 activations, or caches with a separate output for the new part."""
     if find_caches(model).caches:
         return True
-    inputs = chain.from_iterable(signature.inputs.values() for signature in model.signatures)
-    return any(tensor.dtype is DType.INT16 for tensor in inputs)
+    for signature in model.signatures:
+        if any(tensor.dtype is DType.INT16 for tensor in signature.inputs.values()):
+            return True
+    return False
 
 
 def show_comparison(report: ComparisonReport) -> None:
@@ -131,40 +143,63 @@ def show_inspection(found: Inspection, facts: Target | None = None) -> None:
 
     `facts`: the target that it was inspected for.
     """
-    weights = ", ".join(f"{dtype} {size(count)}" for dtype, count in found.weights.items())
     output.say(f"{found.file}: {size(found.size)} in {many(found.subgraphs, 'subgraph')}")
-    output.say(*filter(None, [found.for_cpus]))
+    if found.for_cpus:
+        output.say(found.for_cpus)
     output.say(*placement_lines(found.placement, found.placed_by), *_unplaced(found, facts))
-    output.say(*_findings(found.lint, found.target, first=True))
-    output.say(f"constants: {weights or 'none'}", "")
+    output.say(*_finding_lines(found.lint, found.target, decisive=True))
+    weights = [f"{dtype} {size(count)}" for dtype, count in found.weights.items()]
+    output.say(f"constants: {', '.join(weights) or 'none'}", "")
     for name, count in found.weights_outside.items():
         output.say(f"Weights outside the model: {size(count)} in '{name}', which is not read.", "")
     if found.compiled:
         instead = found.made_from or "the bundle that it was made from"
         output.say(f"Compiled for an NPU, so it cannot be rewritten: inspect {instead}.", "")
-    heads = ("signature", "operators", "inputs", "outputs", "attention")
-    output.say(*output.table([heads, *(_signature_row(found, one) for one in found.signatures)]))
-    contents = {signature.name: signature for signature in found.signatures}
-    others = dict.fromkeys(site.signature for site in found.sites)
-    for name in {**contents, **others}:
-        output.say("", *_signature_lines(name, contents.get(name)), *_site_lines(found, name))
+    _show_signatures(found)
     if found.notes:
         output.say("", *(f"Note: {text}" for text in found.notes))
     if not found.compiled:
         output.say("", f"Target of the conversion: {found.target or GENERIC}.")
     if found.caches.caches:
         output.say("", *found.caches.lines())
+    _show_faults(found)
+    if found.inferred is not None:
+        _show_shapes(found.inferred)
+
+
+def _show_signatures(found: Inspection) -> None:
+    """Print a table of signatures, then what is in each; of those in other models of a bundle, the sites alone."""
+    heads = ("signature", "operators", "inputs", "outputs", "attention")
+    rows = [_signature_row(found, one) for one in found.signatures]
+    output.say(*output.table([heads, *rows]))
+    contents = {one.name: one for one in found.signatures}
+    with_sites = dict.fromkeys(site.signature for site in found.sites)
+    for name in {**contents, **with_sites}:
+        output.say("", *_signature_lines(name, contents.get(name)), *_site_lines(found, name))
+
+
+def _show_faults(found: Inspection) -> None:
+    """Print what is broken, and the target's problems with the model, except those that are decisive."""
     if found.soundness:
         output.say("", "Broken quantization:", colour=output.BAD)
         output.say(*(f"  {text}" for text in sentences(found.soundness)))
-    if found.target is not None and not found.compiled:
-        output.say("", *_findings(found.lint, found.target, first=False))
-    if found.inferred is not None:
-        bad = found.inferred.disagreements
-        verdict = f"{many(len(bad), 'shape')} in the file differ" if bad else "all match the file"
-        inferred = f"{found.inferred.inferred} of {many(found.inferred.tensors, 'shape')} inferred"
-        output.say("", *map(str, bad))
-        output.say(f"{inferred}, {verdict}", colour=output.BAD if bad else output.GOOD)
+    if found.target is None or found.compiled:
+        return
+    if found.lint:
+        output.say("", *_finding_lines(found.lint, found.target, decisive=False))
+    else:
+        output.say("", f"{found.target}: no known problems.")
+
+
+def _show_shapes(found: ShapeReport) -> None:
+    """Print the shapes that differ from those inferred, and how many were inferred."""
+    wrong = found.disagreements
+    verdict = f"{many(len(wrong), 'shape')} in the file differ" if wrong else "all match the file"
+    output.say("", *map(str, wrong))
+    output.say(
+        f"{found.inferred} of {many(found.tensors, 'shape')} inferred, {verdict}",
+        colour=output.BAD if wrong else output.GOOD,
+    )
 
 
 def _unplaced(found: Inspection, facts: Target | None) -> list[str]:
@@ -181,29 +216,23 @@ def _unplaced(found: Inspection, facts: Target | None) -> list[str]:
 
 
 def _signature_row(found: Inspection, signature: SignatureContent) -> tuple[str, ...]:
-    forms = Counter[str](
-        block.form for block in found.attention if block.signature == signature.name
-    )
+    forms = Counter[str]()
+    for block in found.attention:
+        if block.signature == signature.name:
+            forms[block.form] += 1
     forms["not understood"] += signature.attention_unmatched
-    parts = [f"{count} {form}" for form, count in forms.items() if count]
-    return (
-        signature.name,
-        str(signature.operators),
-        str(len(signature.inputs)),
-        str(len(signature.outputs)),
-        ", ".join(parts) or "none",
-    )
+    attention = [f"{count} {form}" for form, count in forms.items() if count]
+    counts = (signature.operators, len(signature.inputs), len(signature.outputs))
+    return (signature.name, *map(str, counts), ", ".join(attention) or "none")
 
 
 def _signature_lines(name: str, content: SignatureContent | None) -> list[str]:
     """A signature's operators and composites; just the name of one in another model of the bundle."""
     if content is None:
         return [name]
-    counts = ", ".join(f"{operator} {count}" for operator, count in content.operator_counts.items())
-    return [
-        f"{name}: {counts or 'no operators'}",
-        *(f"  {one.count} x {one}" for one in content.composites),
-    ]
+    counts = [f"{operator} {count}" for operator, count in content.operator_counts.items()]
+    composites = [f"  {one.count} x {one}" for one in content.composites]
+    return [f"{name}: {', '.join(counts) or 'no operators'}", *composites]
 
 
 def _site_lines(found: Inspection, signature: str) -> Iterator[str]:
@@ -241,8 +270,10 @@ def run_demo(folder: Path | None, *, overwrite: bool) -> int:
         raise OutputError(
             f"folder {folder} cannot be created: {error.strerror}, give another"
         ) from error
-    for path in (*map(Path, MODELS), *map(default_output, MODELS)):
-        resolve_target(folder / path, overwrite=overwrite)
+    for name in MODELS:
+        source = folder / name
+        resolve_target(source, overwrite=overwrite)
+        resolve_target(default_output(source), overwrite=overwrite)
     return _demo_in(folder, f"The models are in {folder}", overwrite=overwrite)
 
 
@@ -254,12 +285,14 @@ def _demo_in(folder: Path, where: str, *, overwrite: bool) -> int:
         source = folder / name
         content = (resources.files("edge_opt.testdata") / name).read_bytes()
         write_whole(source, content, overwrite=overwrite)
-        results.append(convert(source, overwrite=overwrite))
-        show_conversion(results[-1], demo=True)
-        reports.append(compare(source, default_output(source)))
+        result = convert(source, overwrite=overwrite)
+        show_conversion(result, demo=True)
+        report = compare(source, default_output(source))
         output.say("")
-        show_comparison(reports[-1])
+        show_comparison(report)
         output.say("")
+        results.append(result)
+        reports.append(report)
     example = find_example(results[0])
     if example is not None:
         output.say(f"== an attention block of {example.signature}, before", "")

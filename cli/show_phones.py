@@ -47,25 +47,27 @@ def _notes(profiles: Sequence[Profile]) -> dict[str, None]:
 
 def _tables(profiles: Sequence[Profile]) -> Iterator[tuple[str, Table]]:
     """A table of signatures for each model, with times relative to the first model's."""
-    base = {one.signature: one.time for one in profiles[0].signatures}
+    first_times = {one.signature: one.time for one in profiles[0].signatures}
     for entry in profiles:
         rows: Table = [("signature", *_FIGURES, "x first")]
         for one in entry.signatures:
-            rows.append((one.signature, *_columns(one), _ratio(one.time, base.get(one.signature))))
+            ratio = _ratio(one.time, first_times.get(one.signature))
+            rows.append((one.signature, *_columns(one), ratio))
         yield entry.model, rows
 
 
 def _versions(versions: Mapping[str, str]) -> str:
-    names = {"qairt": "QAIRT", "qnn": "QNN interface"}
-    return ", ".join(f"{names.get(name, name)} {text}" for name, text in versions.items())
+    titles = {"qairt": "QAIRT", "qnn": "QNN interface"}
+    return ", ".join(f"{titles.get(name, name)} {version}" for name, version in versions.items())
 
 
 def _columns(figures: Figures) -> tuple[str, ...]:
     """The values of `_FIGURES`."""
-    moved = (figures.spill, figures.least_read, figures.ddr_read, figures.ddr_written)
+    on_npu = f"{figures.taken}/{figures.operators}"
     time = "-" if figures.time is None else f"{figures.time.us / 1000:.3f}"
+    moved = (figures.spill, figures.least_read, figures.ddr_read, figures.ddr_written)
     sizes = ["-" if count is None else size(count) for count in moved]
-    return (f"{figures.taken}/{figures.operators}", str(figures.partitions), time, *sizes)
+    return (on_npu, str(figures.partitions), time, *sizes)
 
 
 def _ratio(time: TimeEstimate | None, first: TimeEstimate | None) -> str:
@@ -97,8 +99,11 @@ def show_tuning(tuning: Tuning, destination: Path | None) -> None:
 
 def show_stage(report: StageReport) -> None:
     """Print a stage's time and memory (or "reused"), and its outcomes and notes, on standard error."""
-    spent = _time(report.seconds) if report.made_now else "reused"
-    memory = f"  {size(report.peak_bytes)} of memory" if report.made_now else ""
+    spent = "reused"
+    memory = ""
+    if report.made_now:
+        spent = _time(report.seconds)
+        memory = f"  {size(report.peak_bytes)} of memory"
     output.complain(f"{report.name:<10}{spent:>8}  {size(report.bytes):>10}{memory}")
     for note in report.notes:
         output.complain(f"  {note}")
@@ -126,11 +131,11 @@ def _estimates(result: BuildResult) -> str:
     """Each signature's estimate before and after, on one line."""
     parts: list[str] = []
     for gain in result.optimized.get("signatures", ()):
-        before = gain["before"] and gain["before"]["time"]
-        after = gain["after" if gain["kept"] == "converted" else "before"]
-        if before and after and after["time"]:
-            milliseconds = f"{before['us'] / 1000:.3f} -> {after['time']['us'] / 1000:.3f} ms"
-            parts.append(f"{gain['signature']} {milliseconds}")
+        before = gain["before"]
+        kept = gain["after"] if gain["kept"] == "converted" else before
+        if before and before["time"] and kept and kept["time"]:
+            times = f"{before['time']['us'] / 1000:.3f} -> {kept['time']['us'] / 1000:.3f} ms"
+            parts.append(f"{gain['signature']} {times}")
     if not parts:
         return "No estimate of time."
     return f"{', '.join(parts)}, as the compiler estimates; no phone was timed."
@@ -143,10 +148,9 @@ def _quality(result: BuildResult) -> str:
         return "Not evaluated."
     if not evaluation.models:
         return evaluation.note
-    bundle, *emulated = evaluation.models[1:]
-    parts = [
-        f"Perplexity {_ratio_and_error(bundle)} times the checkpoint's on {bundle.tokens} tokens"
-    ]
+    _, bundle, *emulated = evaluation.models
+    ratio = _ratio_and_error(bundle)
+    parts = [f"Perplexity {ratio} times the checkpoint's on {bundle.tokens} tokens"]
     parts += [f"mean KL {_number(one.kl, '{:.4f}')} in the NPU's emulator" for one in emulated]
     return f"{', '.join(parts)}. {evaluation.note}"
 
@@ -156,12 +160,11 @@ def evaluation_lines(evaluation: Evaluation) -> list[str]:
     heads = ("", "bits", "tokens", "perplexity", "x reference", "top-1 agreement", "mean KL")
     rows = [heads, *map(_score_row, evaluation.models)]
     if all(model.kl is None for model in evaluation.models):
-        rows = [row[:5] for row in rows]
-    skipped = f"; {evaluation.skipped} skipped, longer than the cache" if evaluation.skipped else ""
-    return [
-        *output.table(rows),
-        f"Scored on {evaluation.prompts} held-out prompts{skipped}.",
-    ]
+        rows = [row[:5] for row in rows]  # LiteRT-LM reports neither of the last two
+    scored = f"Scored on {evaluation.prompts} held-out prompts"
+    if evaluation.skipped:
+        scored += f"; {evaluation.skipped} skipped, longer than the cache"
+    return [*output.table(rows), f"{scored}."]
 
 
 def _score_row(model: ModelScore) -> tuple[str, ...]:

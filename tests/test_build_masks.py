@@ -92,7 +92,9 @@ def test_the_mask_subtracts_20_more_than_scores_may_be_apart() -> None:
 def test_the_input_keeps_its_type_and_scale() -> None:
     model = decoder(400)
     widen_masks(model)
-    (mask,) = [one for name, one in model.arguments("decode")[1].items() if name == "mask_global"]
+    (mask,) = [
+        one for name, one in model.arguments("decode").inputs.items() if name == "mask_global"
+    ]
     assert step_of(model, "m") == pytest.approx(MASK_STEP)
     assert "MUL" in [reader.name for reader in mask.consumers]
 

@@ -11,7 +11,7 @@ from cli_runs import DEMO, Captured, run
 from schema_models import plain
 
 from edge_opt.base.errors import ModelFormatError, UsageError
-from edge_opt.building.sections import name as section_name
+from edge_opt.building.sections import section_name
 from edge_opt.comparison.compare import compare
 from edge_opt.conversion import convert
 from edge_opt.ir import load, to_bytes

@@ -10,21 +10,21 @@ import secrets
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from edge_opt.base.errors import OutputError, UsageError
 
 # Some filesystems cannot flush a folder; the rename is then as durable as they make it.
-_CANNOT_FLUSH: Final = {errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EBADF}
+_CANNOT_FLUSH = {errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EBADF}
 
-_REASONS: Final = {
+_REASONS = {
     errno.ENOSPC: "the disk is full, make room or write elsewhere",
     errno.EFBIG: "the file would be larger than the filesystem or `ulimit -f` allows",
     errno.EACCES: "no permission to write in this folder, choose another",
     errno.EPERM: "no permission to write in this folder, choose another",
 }
 
-_SEPARATORS: Final = ("/", os.sep)
+_SEPARATORS = ("/", os.sep)
 
 AnyPath = str | os.PathLike[str]
 """A file's path, as callers give it."""

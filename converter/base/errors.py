@@ -3,11 +3,11 @@
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 _MOST_NAMED = 40
 
-TRACEBACK: Final = "EDGE_OPT_TRACEBACK"
+TRACEBACK = "EDGE_OPT_TRACEBACK"
 """Environment variable: if set, a bug in edge-opt ends the program at once with a traceback."""
 
 
@@ -58,13 +58,17 @@ def did_you_mean(name: str, known: Iterable[str], also: Iterable[str] = ()) -> s
 
     These are the names that begin with the same two letters, as chips of one vendor do, or else all in `known`.
     """
-    names = list(known)
-    folded = {each.lower(): each for each in [*names, *also]}
-    if close := get_close_matches(str(name).lower(), folded, 1):
-        return f"did you mean '{folded[close[0]]}'?"
-    names = [one for key, one in folded.items() if key[:2] == str(name).lower()[:2]] or names
-    more = [f"{len(names) - _MOST_NAMED} more"] if len(names) > _MOST_NAMED else []
-    return f"there are: {', '.join(names[:_MOST_NAMED] + more) or 'none'}"
+    wanted = str(name).lower()
+    names = [*known]
+    in_lower_case = {each.lower(): each for each in [*names, *also]}
+    close = get_close_matches(wanted, in_lower_case, 1)
+    if close:
+        return f"did you mean '{in_lower_case[close[0]]}'?"
+    alike = [one for lower, one in in_lower_case.items() if lower[:2] == wanted[:2]] or names
+    named = alike[:_MOST_NAMED]
+    if len(alike) > _MOST_NAMED:
+        named.append(f"{len(alike) - _MOST_NAMED} more")
+    return f"there are: {', '.join(named) or 'none'}"
 
 
 def unknown(kind: str, name: str, known: Iterable[str], also: Iterable[str] = ()) -> UsageError:

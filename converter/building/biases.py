@@ -34,13 +34,13 @@ def shared_weights(model: Model) -> list[list[Tensor]]:
         for weights in dict.fromkeys(op.inputs[1] for op in graph if op.name == "FULLY_CONNECTED"):
             if weights is None or not weights.has_numbers or weights.dtype is not DType.INT8:
                 continue
-            if all(_is_weights(reader, weights) for reader in weights.consumers):
+            if all(_reads_as_weights(reader, weights) for reader in weights.consumers):
                 shared[id(weights.buffer)].append(weights)
     return [*shared.values()]
 
 
-def _is_weights(reader: Operator, weights: Tensor) -> bool:
-    places = [place for place, tensor in enumerate(reader.inputs) if tensor is weights]
+def _reads_as_weights(reader: Operator, tensor: Tensor) -> bool:
+    places = [place for place, operand in enumerate(reader.inputs) if operand is tensor]
     return reader.name == "FULLY_CONNECTED" and places == [1]
 
 
@@ -97,12 +97,13 @@ def restore_clipped(model: Model, exported: Model) -> str:
     """
     usage = parts_in_use(model)
     graphs = dict(exported.entry_points())
-    before: dict[Subgraph | None, Subgraph] = {
-        graph: graphs[name] for name, graph in model.entry_points() if name in graphs
-    }
+    before: dict[Subgraph | None, Subgraph] = {}
+    for name, graph in model.entry_points():
+        if name in graphs:
+            before[graph] = graphs[name]
     changed = 0
     for copies in shared_weights(model):
-        biases = _clipped(copies, before)
+        biases = _to_restore(copies, before)
         if biases:
             changed += _widen(copies, biases)
     if not changed:
@@ -111,27 +112,28 @@ def restore_clipped(model: Model, exported: Model) -> str:
     return f"Restored {many(changed, 'number')} of biases that the quantizer clipped to 32 bits"
 
 
-def _clipped(
-    copies: Sequence[Tensor], exported: Mapping[Subgraph | None, Subgraph]
+def _to_restore(
+    copies: Sequence[Tensor], before: Mapping[Subgraph | None, Subgraph]
 ) -> dict[Operator, Floats]:
-    """The biases before quantization of all readers of shared weights; empty if none is clipped, or one is unknown."""
+    """The biases before quantization of all readers of shared weights; empty if none is clipped, or one is unknown.
+
+    `before` has the exported graph of each quantized one.
+    """
     stored = stored_biases(copies)
     if not any(is_clipped(bias).any() for bias in stored.values()):
         return {}
     found: dict[Operator, Floats] = {}
     for reader, bias in stored.items():
-        real = _before(bias, exported.get(reader.subgraph))
+        real = _exported_bias(bias, before.get(reader.subgraph))
         if real is None:
             return {}
         found[reader] = real
     return found
 
 
-def _before(bias: Tensor, exported: Subgraph | None) -> Floats | None:
+def _exported_bias(bias: Tensor, graph: Subgraph | None) -> Floats | None:
     """The bias before quantization; None if the exported graph has none of that name that agrees."""
-    if exported is None:
-        return None
-    named = [tensor for tensor in exported.tensors if tensor.name == bias.name]
+    named = [] if graph is None else [one for one in graph.tensors if one.name == bias.name]
     if len(named) != 1 or named[0].dtype is not DType.FLOAT32 or not named[0].has_numbers:
         return None
     real = np.asarray(named[0].array(), np.float32)

@@ -10,7 +10,7 @@ import math
 import os
 import pickle
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -22,6 +22,8 @@ from edge_opt.base.errors import ModelFormatError, UsageError
 from edge_opt.building.gptq import ROWS_AT_ONCE, Floats
 
 _TYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "I8": np.int8}
+Layout = tuple[str, tuple[int, ...]]
+"""A tensor's type, by the file's name for it, and its shape."""
 DAMAGED = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 """Errors of reading a damaged file."""
 _FILE = "model.safetensors"
@@ -77,8 +79,8 @@ def stored_in(path: Path) -> dict[str, Stored]:
     return found
 
 
-def create(path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, Stored]:
-    """A new safetensors file with room for these tensors, by name: type and shape."""
+def create(path: Path, tensors: Mapping[str, Layout]) -> dict[str, Stored]:
+    """A new safetensors file with room for these tensors, by name."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, (dtype, shape) in sorted(tensors.items(), key=_by_width):
@@ -96,7 +98,7 @@ def create(path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> di
     return stored_in(path)
 
 
-def _by_width(tensor: tuple[str, tuple[str, Any]]) -> tuple[int, str]:
+def _by_width(tensor: tuple[str, Layout]) -> tuple[int, str]:
     """The order of safetensors' own files: wide types first, so that all are aligned."""
     name, (dtype, _) = tensor
     return -np.dtype(_TYPES[dtype]).itemsize, name
@@ -169,7 +171,7 @@ class Streamed:
             yield first, self.read(name, slice(first, first + ROWS_AT_ONCE))
 
     def prepare_copy(
-        self, source: Path, output: Path, wide: Iterable[str], *, untie: bool = False
+        self, source: Path, output: Path, wide: Sequence[str], *, untie: bool = False
     ) -> dict[str, Stored]:
         """Write a new folder with everything but the numbers of the weights, and return their places.
 
@@ -185,11 +187,10 @@ class Streamed:
             is_text = file.suffix in TEXTS and not file.name.endswith(_INDEX)
             if is_text and file.is_file() and not (output / file.name).exists():
                 shutil.copy(file, output)
-        widened = {*wide}
-        tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
+        tensors: dict[str, Layout] = {}
         for name, weight in self.model.named_parameters(remove_duplicate=not untie):
             stored = self._stored.get(weight)
-            dtype = "F32" if stored is None or name in widened else stored.dtype
+            dtype = "F32" if stored is None or name in wide else stored.dtype
             tensors[name] = dtype, tuple(weight.shape)
         return create(output / _FILE, tensors)
 
@@ -214,7 +215,9 @@ def load(source: Path, *, stream: bool = True) -> Streamed:
     import safetensors
 
     try:
-        weights = (_streamed(source) if stream else None) or _in_memory(source)
+        weights = _streamed(source) if stream else None
+        if weights is None:
+            weights = _in_memory(source)
     # The last three are torch's for damaged .bin files.
     except (
         safetensors.SafetensorError,
@@ -293,22 +296,25 @@ def _tensors_of(source: Path) -> dict[str, Stored]:
     transformers reads `model.safetensors`, or else the files of an index. litert-torch reads the files of an index, or
     else all in the folder: also those of an earlier training.
     """
-    has_index = (source / _INDEX).is_file()
-    if not (source / _FILE).is_file():
-        index = json.loads((source / _INDEX).read_text(encoding="utf-8"))["weight_map"]
-        files = {source / file for file in index.values()}
-    elif has_index:
-        raise ValueError(f"both {_FILE} and {_INDEX} hold weights")
-    else:
-        index = None
-        files = {*source.glob("*.safetensors")}
+    index = source / _INDEX
+    if (source / _FILE).is_file():
+        if index.is_file():
+            raise ValueError(f"both {_FILE} and {_INDEX} hold weights")
+        return _stored_in_all(source.glob("*.safetensors"))
+    names = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    found = _stored_in_all({source / file for file in names.values()})
+    return {name: found[name] for name in names}
+
+
+def _stored_in_all(files: Iterable[Path]) -> dict[str, Stored]:
+    """The tensors of several safetensors files; ValueError if two have the same name."""
     found: dict[str, Stored] = {}
     for file in files:
         tensors = stored_in(file)
         if not found.keys().isdisjoint(tensors):
             raise ValueError(f"another file than {file} has a tensor of the same name")
         found |= tensors
-    return found if index is None else {name: found[name] for name in index}
+    return found
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edge_opt.building.checkpoint import Streamed, create
+from edge_opt.building.checkpoint import Layout, Streamed, create
 from edge_opt.building.gptq import Floats, Grid
 
 CODES = "codes.safetensors"
@@ -18,8 +18,8 @@ class CodesFile:
 
     def __init__(self, path: Path, weights: Streamed, names: Iterable[str]) -> None:
         width = weights.model.config.hidden_size
-        tensors: dict[str, tuple[str, tuple[int, ...]]] = {_LOGITS: ("F32", (width, width))}
-        biases: dict[str, Floats] = {}
+        tensors: dict[str, Layout] = {_LOGITS: ("F32", (width, width))}
+        biases: list[str] = []
         for name in names:
             module = weights.model.get_submodule(name)
             rows, columns = module.weight.shape
@@ -27,10 +27,10 @@ class CodesFile:
             tensors[f"{name}.scales"] = "F32", (rows,)
             if module.bias is not None:
                 tensors[f"{name}.bias"] = "F32", (rows,)
-                biases[f"{name}.bias"] = weights.read(f"{name}.bias")
+                biases.append(f"{name}.bias")
         self._places = create(path, tensors)
-        for name, numbers in biases.items():
-            self._write(name, numbers)
+        for name in biases:
+            self._write(name, weights.read(name))
 
     def _write(self, name: str, numbers: Any) -> None:
         self._places[name].codes("r+")[:] = numbers

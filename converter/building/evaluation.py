@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -82,9 +82,10 @@ class ModelScore:
         lengths: Sequence[int] = (),
     ) -> "ModelScore":
         """The score of one model, from the log-likelihoods of all tokens, the reference's, and the lengths of texts."""
-        perplexity, _ = ratio_of(likelihoods, [0.0] * len(likelihoods))
+        count = len(likelihoods)
+        perplexity = ratio_of(likelihoods, [0.0] * count).ratio  # to one that is always sure
         ratio, error = ratio_of(likelihoods, reference, lengths)
-        return cls(source, len(likelihoods), perplexity, ratio=ratio, ratio_error=error)
+        return cls(source, count, perplexity, ratio=ratio, ratio_error=error)
 
     def exceeds(self, limit: float) -> bool:
         """True if the ratio exceeds a limit by more than its error, both in nats; True for NaN.
@@ -99,10 +100,17 @@ class ModelScore:
         return not least <= math.log(limit)
 
 
+class Ratio(NamedTuple):
+    """The ratio of two perplexities on the same tokens, and its standard error."""
+
+    ratio: float
+    error: float
+
+
 def ratio_of(
     likelihoods: Sequence[float], reference: Sequence[float], lengths: Sequence[int] = ()
-) -> tuple[float, float]:
-    """The ratio of two perplexities on the same tokens, and its standard error.
+) -> Ratio:
+    """The ratio of a model's perplexity to the reference's, from the log-likelihoods of the same tokens.
 
     What quantization costs differs between texts. With the `lengths` of the texts in tokens, the error is therefore
     that of independent texts (Miller 2024, https://arxiv.org/abs/2411.00640), if it is larger than that of independent
@@ -124,7 +132,7 @@ def ratio_of(
             of_texts = np.linalg.norm(sums) / len(gaps) * math.sqrt(len(texts) / (len(texts) - 1))
             error = np.maximum(error, of_texts)
         ratio = np.exp(mean)
-        return float(ratio), float(ratio * error)
+        return Ratio(float(ratio), float(ratio * error))
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +245,12 @@ def emulation(texts: Sequence[str], tokens: int, compiler: Compiler) -> Values:
 
 
 def score(job: Job, progress: Progress) -> Values:
-    """Score prompts of `parts` in LiteRT-LM until the ratio is precise enough; a bundle's prompts run in parallel."""
+    """Score prompts of `parts` in LiteRT-LM until the ratio is precise enough; a bundle's prompts run in parallel.
+
+    a batch of prompts -> each bundle in LiteRT-LM -> for each prompt, the bundles' tokens and likelihoods
+                                                   -> the checkpoint's likelihoods of the same tokens
+    for each token, (the checkpoint's, the first bundle's, ..) -> `[1 + bundles, tokens]` -> ratios, errors
+    """
     reference, *bundles = job.inputs
     checkpoint = Checkpoint(job.inputs[reference])
     parts = job.options["parts"]
@@ -247,26 +260,23 @@ def score(job: Job, progress: Progress) -> Values:
     cores = len(os.sched_getaffinity(0))
     with ProcessPoolExecutor(cores, multiprocessing.get_context("spawn")) as pool:
         for start in range(0, len(parts), _BATCH):
-            end = min(start + _BATCH, len(parts))
-            batch = parts[start:end]
-            asked = [pool.map(partial(score_text, job.inputs[name]), batch) for name in bundles]
-            # For each prompt, the answers of all bundles.
-            answered = zip(*asked, strict=True)
-            for place, (halves, answers) in enumerate(zip(batch, answered, strict=True), start):
-                progress(job.stage, place, end)
-                if None in answers:
+            batch = parts[start : start + _BATCH]
+            answers = [pool.map(partial(score_text, job.inputs[name]), batch) for name in bundles]
+            prompts = zip(batch, *answers, strict=True)
+            for place, (halves, *by_bundle) in enumerate(prompts, start):
+                progress(job.stage, place, start + len(batch))
+                if None in by_bundle:
                     skipped += 1
                     continue
-                texts = {name: one.text for name, one in zip(bundles, answers, strict=True)}
+                texts = {name: one.text for name, one in zip(bundles, by_bundle, strict=True)}
                 found = [checkpoint.likelihoods(halves, texts)]
-                found += [one.likelihoods for one in answers]
+                found += [one.likelihoods for one in by_bundle]
                 known = [token for token in zip(*found, strict=True) if None not in token]
                 tokens += known
                 lengths.append(len(known))
-            by_model = np.reshape(tokens, (-1, len(job.inputs))).T
-            expected, *others = by_model.tolist()
-            # The largest standard error, by tokens, of a bundle's ratio to the checkpoint.
-            if expected and max(ratio_of(own, expected)[1] for own in others) <= ERROR:
+            expected, *others = np.reshape(tokens, (-1, len(job.inputs))).T.tolist()
+            errors = [ratio_of(own, expected).error for own in others if expected]
+            if max(errors, default=math.inf) <= ERROR:  # by tokens, not by texts
                 break
     if not lengths:
         raise UsageError(
@@ -274,8 +284,8 @@ def score(job: Job, progress: Progress) -> Values:
         )
     scores = [ModelScore.of(reference, expected, expected, lengths)]
     for name, own in zip(bundles, others, strict=True):
-        one = ModelScore.of(name, own, expected, lengths)
-        scores.append(replace(one, weights=_weights(job.inputs[name])))
+        bundle_score = ModelScore.of(name, own, expected, lengths)
+        scores.append(replace(bundle_score, weights=_weights(job.inputs[name])))
     return asdict(Evaluation(scores, len(lengths), skipped))
 
 
@@ -342,12 +352,13 @@ def emulate(job: Job, progress: Progress) -> Values:
     texts = [text for text in cut if text.before]
     if not texts:
         raise UsageError(_NOTHING_SCORED)
+    # Logits are `[tokens, vocabulary]`, of the scored tokens of all texts.
     expected = np.concatenate([checkpoint.logits(text).numpy() for text in texts])
     del checkpoint
     tokens = [*chain.from_iterable(text.scored for text in texts)]
     lengths = [len(text.scored) for text in texts]
     itself = Closeness.of(expected, expected, tokens)
-    scores = [_close(reference, itself, itself, lengths)]
+    scores = [_score_of(reference, itself, itself, lengths)]
     for bundle in bundles:
         path = job.inputs[bundle]
         with scratch_folder() as folder:
@@ -361,12 +372,15 @@ def emulate(job: Job, progress: Progress) -> Values:
             )
         npu = np.concatenate(read(path, texts, compiler, partial(progress, job.stage)))
         for logits, on_npu in ((cpu, False), (npu, True)):
-            one = _close(bundle, Closeness.of(expected, logits, tokens), itself, lengths)
+            own = Closeness.of(expected, logits, tokens)
+            one = _score_of(bundle, own, itself, lengths)
             scores.append(replace(one, on_npu=on_npu, weights=_weights(path)))
     return asdict(Evaluation(scores, len(texts)))
 
 
-def _close(source: str, own: Closeness, reference: Closeness, lengths: Sequence[int]) -> ModelScore:
+def _score_of(
+    source: str, own: Closeness, reference: Closeness, lengths: Sequence[int]
+) -> ModelScore:
     """The score of a model whose logits are known, on texts of these lengths in tokens."""
     score = ModelScore.of(source, own.likelihoods, reference.likelihoods, lengths)
     agreement = float(np.mean(own.agrees))

@@ -107,13 +107,17 @@ class Rounder:
     """
 
     def __init__(self, moments: Floats, damping: float = _DAMPING) -> None:
+        from scipy.linalg import cholesky
+
         size = np.diag(moments)
         # Columns are rounded from the last to the first.
         self._order = np.argsort(size, kind="stable")
         hessian = moments[np.ix_(self._order, self._order)].astype(np.float32)
         added = damping * float(size.mean())
         hessian[np.diag_indices_from(hessian)] += np.float32(added or 1)
-        self._lower = _lower_factor(hessian)
+        # L with `L L'` the Hessian, whose transpose is the same matrix, in the order that LAPACK overwrites.
+        lower = cholesky(hessian.T, lower=True, overwrite_a=True, check_finite=False)
+        self._lower = np.asarray(lower, np.float32)
 
     def rounded(self, weights: Floats, lost: Floats | None = None) -> Grid:
         """The nearest codes of each column, after compensation; each row gets the best of 16 scales without it.
@@ -146,15 +150,6 @@ class Rounder:
         found = cho_solve((self._lower, True), columns, overwrite_b=True, check_finite=False)
         solved[:, self._order] = found.T
         return solved
-
-
-def _lower_factor(hessian: Floats) -> Floats:
-    """L with `L L'` the Hessian; overwrites it."""
-    from scipy.linalg import cholesky
-
-    # The transpose is the same matrix, in the order that LAPACK overwrites.
-    found = cholesky(hessian.T, lower=True, overwrite_a=True, check_finite=False)
-    return np.asarray(found, np.float32)
 
 
 def _least_scales(weights: Floats) -> Floats:

@@ -98,11 +98,12 @@ def cut(text: str) -> Halves | None:
     same tokens as the whole.
     """
     text = text.strip()
-    earliest = max(len(text) // 2, len(text) - _MOST_SCORED)
-    space = re.search(r"\s", text[earliest:])
-    at = earliest + space.start() if space else earliest
-    read = text[:at]
-    scored = text[at:]
+    start = max(len(text) // 2, len(text) - _MOST_SCORED)
+    space = re.search(r"\s", text[start:])
+    if space is not None:
+        start += space.start()
+    read = text[:start]
+    scored = text[start:]
     return (read, scored) if read.strip() and scored.strip() else None
 
 
@@ -117,9 +118,9 @@ def in_turn(texts: Sequence[str], *bundles: Path) -> list[Halves]:
     joined = _JOINT.join(texts)[:wanted]
     if longest < min(wanted, len(joined)):
         texts = [*texts, joined]
-    left = sorted(filter(None, map(cut, texts)), key=lambda halves: len(halves[0]))
+    by_length = sorted(filter(None, map(cut, texts)), key=lambda halves: len(halves[0]))
     ordered: list[Halves] = []
-    while left:
-        ordered.append(left.pop())
-        left.reverse()  # the next one is taken from the other end
+    while by_length:
+        ordered.append(by_length.pop())
+        by_length.reverse()  # the next one is taken from the other end
     return ordered

@@ -83,18 +83,17 @@ def _in_pieces(
     """Score pieces of so many tokens, each in its own session; a piece is None if cutting it out changes tokens."""
     read, text = halves
     whole = [*before, *scored]
-    # Where so many of the scored tokens end in the text, in characters, if it can be cut there.
-    ends: dict[int, int] = {}
+    # By the number of scored tokens: the characters of the text that are just these, if it can be cut there.
+    cuts: dict[int, int] = {}
     for end in range(len(text) + 1):
         tokens = engine.tokenize(read + text[:end])
         if tokens == whole[: len(tokens)]:
-            ends.setdefault(len(tokens) - len(before), end)
+            cuts.setdefault(len(tokens) - len(before), end)
     found: list[float | None] = []
     for place in range(0, len(scored), length):
         piece = scored[place : place + length]
-        start = ends.get(place)
-        end_of_piece = ends.get(place + len(piece))
-        alone = text[start:end_of_piece]
+        start = cuts.get(place)
+        alone = text[start : cuts.get(place + len(piece))]
         if start is not None and engine.tokenize(alone) == [*piece]:
             found += _likelihoods(engine, (read + text[:start], alone))
         else:

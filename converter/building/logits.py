@@ -33,7 +33,7 @@ _LEAST_TOKENS = 4000
 
 
 def moments_of(checkpoint: Path, prompts: Path, progress: Progress, *, rotated: bool) -> Floats:
-    """The sum of `x x'` over inputs x of the checkpoint's logits product on the prompts.
+    """The sum of `x x'`, `[hidden, hidden]`, over inputs x of the checkpoint's logits product on the prompts.
 
     If `rotated`, of the product in the checkpoint as `rotation.prepare` writes it: inputs x become x Q, with ones as
     the final norm's weights.
@@ -77,25 +77,25 @@ def narrow_logits(model: Model, moments: Floats, progress: Progress, kept: int =
     Raises:
         UsageError: the model has no such product.
     """
-    products = (_product(signature.outputs) for signature in model.signatures)
-    found = dict.fromkeys(product for product in products if product is not None)
-    if not found:
+    found = [_logits_product(signature.outputs) for signature in model.signatures]
+    products = dict.fromkeys(filter(None, found))
+    if not products:
         raise UsageError("4-bit logits need int8 weights without a bias: use weights='8'")
-    narrowed: dict[int, list[Tensor]] = {}
-    for product in found:
+    parts: dict[int, list[Tensor]] = {}  # by the weights' bytes, which signatures share
+    for product in products:
         weights = product.input(1)
         rows, hidden = weights.shape
         if rows <= kept:
             return f"Weights of the logits are in 8 bits, as those of the first {kept} tokens always are"
         assert moments.shape == (hidden, hidden)
         key = id(weights.buffer)
-        if key not in narrowed:
-            narrowed[key] = _parts(weights, moments, kept, progress)
-        _cut(model, product, narrowed[key])
+        if key not in parts:
+            parts[key] = _parts(weights, moments, kept, progress)
+        _cut(model, product, parts[key])
     return f"Weights of the logits are in 4 bits, those of the first {kept} tokens in 8"
 
 
-def _product(outputs: dict[str, Tensor]) -> Operator | None:
+def _logits_product(outputs: dict[str, Tensor]) -> Operator | None:
     """The nearest FULLY_CONNECTED above the logits, if its weights are int8 constants and it has no bias."""
     tensor = outputs.get("logits")
     while tensor is not None and tensor.producer is not None:
@@ -164,17 +164,13 @@ def _cut(model: Model, product: Operator, parts: Sequence[Tensor]) -> None:
     for part in parts:
         if not graph.lists(part):  # already there if products in one graph share weights
             graph.add_tensor(part)
-        shape = (*whole.shape[:-1], part.shape[0])
-        output = graph.add_tensor(
-            Tensor(
-                f"{whole.name}/{part.shape[0]}",
-                shape,
-                whole.dtype,
-                quantization=whole.quantization,
-            )
-        )
+        rows = part.shape[0]
+        shape = (*whole.shape[:-1], rows)
+        name = f"{whole.name}/{rows}"
+        output = Tensor(name, shape, whole.dtype, quantization=whole.quantization)
         inputs = [product.input(0), part, *product.inputs[2:]]
-        new.append(Operator(product.code, inputs, [output], product.options))
+        outputs = [graph.add_tensor(output)]
+        new.append(Operator(product.code, inputs, outputs, product.options))
     joined = [operator.output for operator in new]
     new.append(model.new_operator("CONCATENATION", joined, [whole], axis=len(whole.shape) - 1))
     graph.replace([product], dict.fromkeys(new, graph.after(product)))

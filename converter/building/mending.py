@@ -91,7 +91,7 @@ def multiply_constants(model: Model) -> None:
         for operator in graph.operators:
             if operator.name != "MUL" or operator.has_activation:
                 continue
-            if graph.is_output(operator.output) or not all(map(_is_float, operator.given)):
+            if graph.is_output(operator.output) or not all(map(_is_float_constant, operator.given)):
                 continue
             operands = tuple((id(tensor.buffer), tensor.shape) for tensor in operator.given)
             if operands not in values:
@@ -103,9 +103,8 @@ def multiply_constants(model: Model) -> None:
     remove_unused(model, usage)
 
 
-def _is_float(constant: Tensor) -> bool:
-    is_float = constant.is_constant and constant.dtype is DType.FLOAT32
-    return is_float and constant.has_numbers
+def _is_float_constant(tensor: Tensor) -> bool:
+    return tensor.has_numbers and tensor.dtype is DType.FLOAT32
 
 
 def _product_to_join(graph: Subgraph, addition: Operator) -> Operator | None:

@@ -26,7 +26,7 @@ from edge_opt.building.codes import read_rounded
 from edge_opt.building.gptq import LEAST_ROW, Codes, Floats, Grid
 from edge_opt.building.logits import four_bits, moments_of, narrow_logits, row_scales
 from edge_opt.building.stages import Job, Values
-from edge_opt.ir import Model, Tensor
+from edge_opt.ir import Model, Operator, Tensor
 from edge_opt.ir.cleanup import parts_in_use, remove_unused
 from edge_opt.ir.opening import Opened
 
@@ -35,30 +35,28 @@ _HALF_A_STEP = 0.501
 
 def narrow(job: Job, progress: Progress) -> Values:
     """Run the stage: weights of the logits, and of the layers if the checkpoint was rounded, become 4 bits wide."""
+    opened = Opened(job.inputs["model"])
+    part = opened.main()
+    usage = parts_in_use(part.model)
     notes = []
-    rounded = None
     if "rounded" in job.inputs:
         rounded = read_rounded(Path(job.inputs["rounded"]))
-        notes.append(
-            f"Weights of {many(len(rounded.grids), 'product')} in the layers are in 4 bits"
-        )
         moments = rounded.moments
+        narrow_layers(part.model, rounded.grids, rounded.biases)
+        exported = Opened(job.inputs["exported"]).main().model
+        notes = [
+            f"Weights of {many(len(rounded.grids), 'product')} in the layers are in 4 bits",
+            restore_clipped(part.model, exported),
+        ]
     else:
         checkpoint = Path(job.inputs["checkpoint"])
         prompts = Path(job.inputs["prompts"])
         moments = moments_of(checkpoint, prompts, progress, rotated=job.options["rotated"])
-    opened = Opened(job.inputs["model"])
-    part = opened.main()
-    usage = parts_in_use(part.model)
-    if rounded is not None:
-        narrow_layers(part.model, rounded.grids, rounded.biases)
-        exported = Opened(job.inputs["exported"]).main().model
-        notes += filter(None, [restore_clipped(part.model, exported)])
     notes.append(narrow_logits(part.model, moments, progress))
     remove_unused(part.model, usage)
     part.changed = True
     opened.save(job.model)
-    return {"notes": notes}
+    return {"notes": [*filter(None, notes)]}
 
 
 def narrow_layers(model: Model, grids: Mapping[str, Grid], biases: Mapping[str, Floats]) -> None:
@@ -80,14 +78,15 @@ def narrow_layers(model: Model, grids: Mapping[str, Grid], biases: Mapping[str, 
         )
     for names, copies in places.items():
         known = [biases[name] for name in names if name in biases]
-        stored = stored_biases(copies)
-        real = {reader: known_bias(bias, known) for reader, bias in stored.items()}
+        by_reader: dict[Operator, Floats] = {}
+        for reader, stored in stored_biases(copies).items():
+            by_reader[reader] = known_bias(stored, known)
         grid = grids[names[0]]
-        if real:
+        if by_reader:
             # As coarse as 8-bit weights would have to be. Rows of zeros take the finest steps.
             fine = np.where(grid.codes.any(axis=1), grid.scales, LEAST_ROW / 127)
-            grid = with_room(Grid(grid.codes, fine.astype(np.float32)), real)
-        replace_all(copies, four_bits(names[0], grid), real)
+            grid = with_room(Grid(grid.codes, fine.astype(np.float32)), by_reader)
+        replace_all(copies, four_bits(names[0], grid), by_reader)
 
 
 def _places(model: Model, grids: Mapping[str, Grid]) -> dict[tuple[str, ...], list[Tensor]]:
@@ -98,8 +97,8 @@ def _places(model: Model, grids: Mapping[str, Grid]) -> dict[tuple[str, ...], li
     places: defaultdict[tuple[str, ...], list[Tensor]] = defaultdict(list)
     for copies in shared_weights(model):
         weights = copies[0]
-        named = wanted.get(_signs(np.asarray(weights.array(), np.int8)), ())
-        names = tuple(name for name in named if _is_near(weights, grids[name]))
+        same_signs = wanted.get(_signs(np.asarray(weights.array(), np.int8)), ())
+        names = tuple(name for name in same_signs if _is_near(weights, grids[name]))
         if names:
             places[names] += copies
     return places

@@ -62,7 +62,7 @@ class Harm(NamedTuple):
 
 
 @dataclass
-class Text:
+class Batch:
     """Texts of one length on their way through the layers: `hidden` `[B, T, D]`, and each layer's other arguments.
 
     `expected` `[B, positions, vocabulary]`, of those to judge by: the logarithms of the original's probabilities, at
@@ -117,8 +117,8 @@ class Network:
 
         tokens [B,T] -> embed_tokens -> hidden [B,T,D] -> layer 0 -> .. -> norm -> states -> lm_head -> logits
 
-    A `Text` holds `hidden` in front of a layer. Methods work on copies of it, and move these behind one layer after the
-    other, whose weights are in memory only meanwhile.
+    A `Batch` holds `hidden` in front of a layer. Methods work on copies of it, and move these behind one layer after
+    the other, whose weights are in memory only meanwhile.
 
     Args:
         weights: its checkpoint.
@@ -137,9 +137,9 @@ class Network:
         self.products = [_products(number, layer) for number, layer in enumerate(self._layers)]
         """The products of each layer."""
         with self._filled(model.model.embed_tokens):
-            self._read = [self._text(tokens) for tokens in read]
-            self._alone = self._text(alone)
-            self._together = [replace(self._text(tokens), every=_EVERY) for tokens in together]
+            self._read = [self._batch(tokens) for tokens in read]
+            self._alone = self._batch(alone)
+            self._together = [replace(self._batch(tokens), every=_EVERY) for tokens in together]
         judged = [self._alone, *self._together]
         moved = [replace(text) for text in judged]
         for number, layer in enumerate(self._layers):
@@ -153,33 +153,39 @@ class Network:
         if not abs(_divergence(self._alone.expected[:1], by_model)) < 1e-4:
             raise UsageError(_unknown("the way it computes its logits"))
 
-    def _states(self, text: Text) -> Any:
+    def _states(self, text: Batch) -> Any:
         """What the logits' product reads, of a text behind the last layer."""
         return self._model.model.norm(text.hidden)[:, text.compared]
 
-    def _predicted(self, text: Text) -> Any:
+    def _predicted(self, text: Batch) -> Any:
         return self._model.lm_head(self._states(text)).log_softmax(-1)
 
-    def _harm(self, text: Text) -> float:
+    def _harm(self, text: Batch) -> float:
         """The mean KL divergence from the original's next token, in nats, of a text behind the last layer."""
         return _divergence(text.expected, self._predicted(text))
 
     def modules(self, wanted: Callable[[Product], bool] | None = None) -> list[str]:
         """The names of the modules of all products, or of those that are wanted."""
         names: list[str] = []
-        for product in filter(wanted, chain.from_iterable(self.products)):
-            names += product.modules
+        for products in self.products:
+            for product in products:
+                if wanted is None or wanted(product):
+                    names += product.modules
         return names
 
     def measured(self, progress: Progress) -> tuple[Floats, Harm]:
         """What rounding costs, each product alone for its inputs in the original model.
 
-        Every layer is read from disk once: the texts changed by products of earlier layers pass it together.
+        Every layer is read from disk once, for all texts that pass it:
+
+            those to judge by, as they are       -> layer            -> behind it, as they are
+            a copy of them for each product p    -> layer, p rounded -> changed by p
+            those changed in layers before       -> layer            -> behind it, changed
 
         Returns:
             The sum of `x x'` over inputs x of the original model's logits product, and the harm.
         """
-        changed: list[tuple[Product, Text]] = []
+        changed: list[tuple[Product, Batch]] = []
         read = [replace(text) for text in self._read]
         judged = replace(self._alone)
         together = [replace(text) for text in self._together]
@@ -255,13 +261,13 @@ class Network:
         with self._filled(self._model.lm_head):
             return fmean(map(self._harm, texts))
 
-    def _normed_moments(self, texts: Sequence[Text]) -> Floats:
+    def _normed_moments(self, texts: Sequence[Batch]) -> Floats:
         total = Moments()
         for text in texts:
             total.add(self._model.model.norm(text.hidden)[0].numpy())
         return total.whole()
 
-    def _logits_harm(self, rounder: Rounder, texts: Sequence[Text]) -> float:
+    def _logits_harm(self, rounder: Rounder, texts: Sequence[Batch]) -> float:
         """The harm of 4-bit logits, as the stage `narrow` makes them, by blocks of rows."""
         head = self._model.lm_head.weight
         if len(head) <= KEPT_ROWS:
@@ -280,7 +286,7 @@ class Network:
             harms.append(_divergence(text.expected, torch.cat(parts, -1)))
         return fmean(harms)
 
-    def _text(self, tokens: Any) -> Text:
+    def _batch(self, tokens: Any) -> Batch:
         """A text in front of the first layer, with what the model gives to each layer; no layer runs for it."""
         hidden: list[Any] = []
         arguments: list[Mapping[str, Any]] = []
@@ -297,23 +303,23 @@ class Network:
         finally:
             for layer in self._layers:
                 del layer.forward
-        return Text(hidden[0], arguments)
+        return Batch(hidden[0], arguments)
 
-    def _move(self, layer: int, texts: Sequence[Text]) -> None:
+    def _move(self, layer: int, texts: Sequence[Batch]) -> None:
         """Move texts behind a layer."""
         for text in texts:
             made = self._layers[layer](text.hidden, **text.arguments[layer])
             text.hidden = made[0] if isinstance(made, tuple) else made
 
     def _advance(
-        self, layer: int, texts: Sequence[Text], products: Iterable[Product]
+        self, layer: int, texts: Sequence[Batch], products: Iterable[Product]
     ) -> dict[str, Any]:
         """Move texts behind a layer; the inputs `[count, columns]` of its products, by their names."""
         with _noted(products) as noted:
             self._move(layer, texts)
         return {name: _joined(inputs) for name, inputs in noted.items()}
 
-    def _inputs(self, layer: int, texts: Iterable[Text], product: Product) -> list[Any]:
+    def _inputs(self, layer: int, texts: Iterable[Batch], product: Product) -> list[Any]:
         """The inputs of one product, by text; texts stay in front of the layer, which runs up to it."""
         with _noted([product], stops=True) as noted:
             for text in texts:
@@ -350,8 +356,8 @@ def _products(number: int, layer: Any) -> list[Product]:
     products = []
     for product, names in PRODUCTS.items():
         paths = [path for path in modules if last_part(path) in names]
-        found = {f"model.layers.{number}.{path}": modules[path] for path in paths}
-        products.append(Product(number, product, found))
+        by_name = {f"model.layers.{number}.{path}": modules[path] for path in paths}
+        products.append(Product(number, product, by_name))
     return products
 
 
@@ -458,21 +464,21 @@ def _rounded(product: Product, inputs: Any, now: Any = None) -> dict[str, Grid]:
     With `now`, the inputs that rounded products before it give: for these, and so that results are nearer to those
     of `inputs`.
     """
+    import torch
+
     counts = _limits(inputs) if product.name == "down" else 1
     read = (inputs if now is None else now) * counts
     moments = Moments()
     moments.add(read.numpy())
     rounder = Rounder(moments.whole(), damping_for(read.shape[1], len(read)))
-    if now is None:
-        return {name: rounder.rounded(rows_of(one)) for name, one in product.modules.items()}
-    import torch
-
-    lacking = (inputs - now) * counts
     grids: dict[str, Grid] = {}
     for name, module in product.modules.items():
-        # In the order that takes the fewest steps, which differs between products.
-        lost = torch.linalg.multi_dot([module.weight, lacking.T, read])
-        grids[name] = rounder.rounded(rows_of(module), lost.numpy())
+        lost = None
+        if now is not None:
+            lacking = (inputs - now) * counts
+            # In the order that takes the fewest steps, which differs between products.
+            lost = torch.linalg.multi_dot([module.weight, lacking.T, read]).numpy()
+        grids[name] = rounder.rounded(rows_of(module), lost)
     return grids
 
 

@@ -46,8 +46,12 @@ _STAGES = {
     "quantize": "quant",
     "compile": "compile",
 }
-_CALLED = ("NpuPipelineConfig", *(f"{name}_func" for name in _STAGES.values()))
-_CALLED += tuple(f"npu_{name}" for name in _STAGES)
+"""The pipeline's stages, as `npu_..` names them, and its functions, as `.._func` does."""
+_CALLED = (
+    "NpuPipelineConfig",
+    *(f"{short}_func" for short in _STAGES.values()),
+    *(f"npu_{name}" for name in _STAGES),
+)
 """What edge-opt calls of the pipeline's module `stages`."""
 _DEFAULTS = {"disable_aux_compilation": True, "rotate": True}
 """Our defaults. litert-torch also compiles the auxiliary model's masks; LiteRT-LM makes its own. For `rotate`, see
@@ -63,7 +67,7 @@ _NOT_STREAMED = (
 )
 _FIXED_ROPE = ("default", "linear", "llama3", "proportional", "yarn")
 """Types of RoPE whose frequencies do not depend on the length of the text, which an export cannot follow."""
-_PREFILL = "prefill_"
+_PREFILL = re.compile(r"prefill_(\d+)")
 
 
 def _lib(name: str) -> Any:
@@ -116,13 +120,16 @@ def configure(job: Job, _: Progress) -> Values:
         setattr(config, SETTING, caches["ring"])
         if "prompts" in job.inputs:
             # Fail before the export: the bundle's tokenizer gives the same counts to within a token or two.
-            _planned_prompts(job, model, config, config.prefill_lengths)
+            _planned_prompts(job, wording_of(model), config, config.prefill_lengths)
     else:
         config.cache_length = job.options["cache"]
     config.print_summary()
-    known = {stage: _known_values(config, names) for stage, names in used.items()}
-    notes = caches["notes"]
-    return {"config": config.to_dict(), "settings": known, "caches": caches, "notes": notes}
+    return {
+        "config": config.to_dict(),
+        "settings": {stage: _known_values(config, names) for stage, names in used.items()},
+        "caches": caches,
+        "notes": caches["notes"],
+    }
 
 
 def _used_settings() -> dict[str, set[str]]:
@@ -208,13 +215,12 @@ def check_rope(described: Any) -> None:
 
 
 def _planned_prompts(
-    job: Job, model: Path, config: Any, lengths: Sequence[int]
-) -> tuple[Wording, list[Any], list[str]]:
-    """The wording of a model, the prompts to calibrate with, and notes on them; see `plan_prompts`."""
-    wording = wording_of(model)
+    job: Job, wording: Wording, config: Any, lengths: Sequence[int]
+) -> tuple[list[Any], list[str]]:
+    """The prompts to calibrate with, and notes on them; see `plan_prompts`."""
     prompts = read_prompts(Path(job.inputs["prompts"]))
     room = config.max_calibration_decode_steps
-    return wording, *plan_prompts(prompts, wording.count, lengths, config.cache_length, room)
+    return plan_prompts(prompts, wording.count, lengths, config.cache_length, room)
 
 
 def export(job: Job, _: Progress) -> Values:
@@ -278,13 +284,14 @@ def calibrate(job: Job, _: Progress) -> Values:
     config = _config(job)
     model = Path(job.inputs["model"])
     signatures = [signature.key for signature in Opened(model).main().model.signatures]
-    lengths = [
-        int(name.removeprefix(_PREFILL))
-        for name in signatures
-        if re.fullmatch(rf"{_PREFILL}\d+", name)
-    ]
+    lengths: list[int] = []
+    for name in signatures:
+        prefill = _PREFILL.fullmatch(name)
+        if prefill is not None:
+            lengths.append(int(prefill[1]))
     check_lengths(lengths, config.cache_length)
-    wording, planned, notes = _planned_prompts(job, model, config, lengths)
+    wording = wording_of(model)
+    planned, notes = _planned_prompts(job, wording, config, lengths)
     _limit_threads()
     with tempfile.TemporaryDirectory() as folder:
         lines = "".join(f"{json.dumps(wording.text(prompt))}\n" for prompt in planned)
@@ -382,10 +389,8 @@ def compile_bundle(job: Job, _: Progress) -> Values:
             )
         except ValueError as error:
             # LiteRT leaves the compiler's output in a temporary file.
-            said = [
-                path.read_text(errors="replace")
-                for path in Path(tempfile.gettempdir()).glob("*.error")
-            ]
-            print(*said, sep="\n", flush=True)  # noqa: T201  to the stage's log
-            raise CompilerFailedError(first_complaint("\n".join(said), "") or str(error)) from error
+            files = Path(tempfile.gettempdir()).glob("*.error")
+            said = "\n".join(file.read_text(errors="replace") for file in files)
+            print(said, flush=True)  # noqa: T201  to the stage's log
+            raise CompilerFailedError(first_complaint(said) or str(error)) from error
     return {}

@@ -11,17 +11,19 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from edge_opt.base.errors import UsageError
 from edge_opt.base.words import many
 
 _TEXTS = ("text", "prompt", "inputs")
 """Keys of a prompt's text, as in litert-torch's calibration."""
-_NEARLY: Final = 7 / 8
+_NEARLY = 7 / 8
 """Share of the longest fitting prompt that nearly fills a cache."""
 _JOINT = "\n\n"
 _CALIBRATION = "litert_torch.generative.export_hf.experimental"
+_TOKENIZERS = {"spm_model_path": "SP_Tokenizer", "tokenizer_json_path": "tokenizer_json_path"}
+"""Arguments of litert-torch's tokenizer, and the names of their files among a bundle's parts."""
 
 
 def read_prompts(path: Path) -> list[Any]:
@@ -111,11 +113,10 @@ def plan_prompts(
     joined: list[str] = []
     notes: list[str] = []
     if len(kept) < len(prompts):
-        left = many(len(prompts) - len(kept), "prompt")
-        notes.append(f"Skipped {left} with more tokens than fit into a cache of {cache}")
+        skipped = many(len(prompts) - len(kept), "prompt")
+        notes.append(f"Skipped {skipped} with more tokens than fit into a cache of {cache}")
     for least, most in _wanted_sizes(lengths, cache, room):
-        has_one = any(least <= tokens <= most for tokens in sizes)
-        if has_one:
+        if any(least <= tokens <= most for tokens in sizes):
             continue
         text = _joined(prompts, count, most)
         tokens = count(text)
@@ -161,13 +162,12 @@ def _joined(prompts: Sequence[Any], count: Callable[[Any], int], most: int) -> s
     """Join the prompts, each once, and cut the text to at most `most` tokens."""
     whole = _JOINT.join(dict.fromkeys(map(text_of, prompts)))
     # Counting a whole text may take long: most have some four characters a token.
-    longest = most
-    while longest < len(whole) and count(whole[:longest]) <= most:
-        longest *= 2
-    # The number of characters with which there are at most so many tokens.
-    ends = range(1, min(longest, len(whole)) + 1)
-    end = bisect_right(ends, most, key=lambda end: count(whole[:end]))
-    return whole[:end]
+    too_long = most
+    while too_long < len(whole) and count(whole[:too_long]) <= most:
+        too_long *= 2
+    ends = range(1, min(too_long, len(whole)) + 1)
+    characters = bisect_right(ends, most, key=lambda end: count(whole[:end]))
+    return whole[:characters]
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,27 +216,27 @@ class Wording:
 def wording_of(model: Path) -> Wording:
     """The wording for a bundle or a checkpoint; UsageError if a bundle has no tokenizer."""
     make = importlib.import_module(f"{_CALIBRATION}.calib.tokenizer").Tokenizer
-    if model.is_dir():
-        tokenizer = make(transformers_model_path=str(model))
-        template = tokenizer.tx_tokenizer.chat_template
-        if isinstance(template, dict):
-            template = template.get("default")
-        from transformers import AutoConfig
+    return _of_checkpoint(model, make) if model.is_dir() else _of_bundle(model, make)
 
-        described = AutoConfig.from_pretrained(model).get_text_config()
-        return Wording(tokenizer, template, getattr(described, "vocab_size", math.inf))
-    unpack = importlib.import_module(
-        f"{_CALIBRATION}.litertlm_bundle.litertlm_bundle"
-    ).unpack_litertlm
+
+def _of_checkpoint(folder: Path, make: Any) -> Wording:
+    from transformers import AutoConfig
+
+    tokenizer = make(transformers_model_path=str(folder))
+    template = tokenizer.tx_tokenizer.chat_template
+    if isinstance(template, dict):
+        template = template.get("default")
+    described = AutoConfig.from_pretrained(folder).get_text_config()
+    return Wording(tokenizer, template, getattr(described, "vocab_size", math.inf))
+
+
+def _of_bundle(bundle: Path, make: Any) -> Wording:
+    opener = importlib.import_module(f"{_CALIBRATION}.litertlm_bundle.litertlm_bundle")
     with tempfile.TemporaryDirectory() as folder:
-        found = unpack(str(model), folder)
-        words = {
-            "spm_model_path": "SP_Tokenizer",
-            "tokenizer_json_path": "tokenizer_json_path",
-        }
-        files = {name: found[key] for name, key in words.items() if key in found}
+        found = opener.unpack_litertlm(str(bundle), folder)
+        files = {name: found[part] for name, part in _TOKENIZERS.items() if part in found}
         if not files:
             raise UsageError(
-                f"{model} has no tokenizer, so it cannot read calibration prompts: export it again with one"
+                f"{bundle} has no tokenizer, so it cannot read calibration prompts: export it again with one"
             )
         return Wording(make(**files), found.get("chat_template"))

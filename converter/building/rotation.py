@@ -15,7 +15,6 @@ must be the same before and after.
 import re
 import shutil
 from collections.abc import Mapping
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -120,31 +119,28 @@ def orthogonal(width: int) -> NDArray[np.float64]:
 def _obstacle(weights: Streamed) -> str:
     """Why a model cannot be rotated: a weight or norm of another kind; empty if all are known."""
     names = weights.names
-    norms = {NORM}
     for name in names:
         if not any(known.fullmatch(name) for known in _KNOWN):
             return f"edge-opt has no rule for '{name}'"
-        norms |= {*_norm_before(name)}
     for name in (_EMBEDDING, _HEAD):
         if name not in names:
             return f"'{name}' is missing"
-    for name in sorted(norms):
+    for name in sorted({*filter(None, map(_norm_before, names))}):
         norm = name.removesuffix(".weight")
         if name not in names or not _is_rms_norm(weights, norm):
             return f"'{norm}' does not compute `weight * x / rms(x)`, the only norm that a rotation preserves"
     return ""
 
 
-def _norm_before(name: str) -> list[str]:
-    """The weights of the layer's norm whose result a product reads, by the name of the product's weights; or none."""
+def _norm_before(name: str) -> str:
+    """The weights of the norm whose result a product reads, by the name of the product's weights; or empty."""
     if name == _HEAD:
-        return [NORM]
-    found: list[str] = []
+        return NORM
     for norm, readers in _NORMS.items():
         match = readers.fullmatch(name)
         if match is not None:
-            found.append(f"{match[1]}{norm}.weight")
-    return found
+            return f"{match[1]}{norm}.weight"
+    return ""
 
 
 def _is_rms_norm(weights: Streamed, name: str) -> bool:
@@ -164,7 +160,7 @@ def _write_rotated(weights: Streamed, places: Mapping[str, Stored]) -> None:
     import torch
 
     turn = torch.tensor(orthogonal(weights.model.config.hidden_size))
-    norms = set(chain.from_iterable(map(_norm_before, places)))
+    norms = {*map(_norm_before, places)}
     for name, place in places.items():
         if name in norms:
             place.codes("r+")[:] = 1
@@ -173,7 +169,8 @@ def _write_rotated(weights: Streamed, places: Mapping[str, Stored]) -> None:
         else:
             # What the weights are multiplied by: Q, diag(norm) Q, or nothing for those that do not read the stream.
             factor = turn if name == _EMBEDDING else None
-            for norm in _norm_before(name):
+            norm = _norm_before(name)
+            if norm:
                 factor = torch.from_numpy(weights.read(norm)).double()[:, None] * turn
             # Some rows at a time: those of a large vocabulary take gigabytes in float64.
             for first, rows in weights.blocks(name):
@@ -191,7 +188,10 @@ def change_of(before: Any, after: Any) -> str:
 
 
 def run_once(model: Any) -> tuple[Any, float]:
-    """Logits for tokens from across the vocabulary, and the residual stream's largest number between layers."""
+    """Logits `[1, 64, vocabulary]` of tokens from across the vocabulary, and the residual stream's largest number.
+
+    The stream is `[1, 64, hidden]`, behind the embedding and behind each layer but the last.
+    """
     import torch
 
     ids = torch.linspace(0, model.config.get_text_config().vocab_size - 1, _TOKENS).long()[None]

@@ -9,7 +9,7 @@ where later ones make up for earlier ones.
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ import numpy as np
 from edge_opt.base.errors import UsageError
 from edge_opt.base.words import Progress, many
 from edge_opt.base.work import CHECKPOINT
-from edge_opt.building.checkpoint import Stored, Streamed, load
+from edge_opt.building.checkpoint import Streamed, load
 from edge_opt.building.codes import CODES, CodesFile
 from edge_opt.building.gptq import BOTTOM, LEAST_ROW, TOP, Floats, Grid
 from edge_opt.building.network import (
@@ -67,8 +67,12 @@ def round_weights(job: Job, progress: Progress) -> dict[str, Any]:
     with torch.no_grad(), by_onednn(), tempfile.TemporaryDirectory() as folder:
         known = grids_of(weights)
         if not known and job.options["rotate"]:
-            weights, note = _rotated(weights, source, Path(folder, "rotated"))
-            notes.append(note)
+            # Weights round better when no channel stands out, even if activations gain nothing; they must lose nothing.
+            target = Path(folder, "rotated")
+            prepared = rotate_stream(weights, source, target, least_gain=1)
+            notes.append(prepared.note)
+            if prepared.rotated:
+                weights = load(target)
         network = Network(weights, *texts)
         rounded = CodesFile(Path(folder, CODES), weights, network.modules())
         if known:
@@ -84,35 +88,18 @@ def round_weights(job: Job, progress: Progress) -> dict[str, Any]:
         chosen = network.modules(plan.narrow())
         codes = CodesFile(output / CODES, weights, chosen)
         codes.keep_moments(moments)
+        wide = [f"{name}.weight" for name in chosen]
+        places = weights.prepare_copy(source, output / CHECKPOINT, wide)
         for name in chosen:
-            codes.keep(name, rounded.grid(name))
-        # A rotated checkpoint has a place for each weight by now.
-        places = weights.prepare_copy(source, output / CHECKPOINT, map(_weight_of, chosen))
-        _write_rounded(weights, places, chosen, codes)
+            grid = rounded.grid(name)
+            codes.keep(name, grid)
+            # A rotated checkpoint has a place for each weight by now.
+            places.pop(f"{name}.weight").codes("r+")[:] = grid.values()
+        weights.copy_to(places)
         if plan.together is None:
-            plan = replace(plan, together=network.harm_of(chosen, codes.grid))
+            plan = replace(plan, together=network.harm_of(chosen, rounded.grid))
     (output / PLAN).write_text(json.dumps(asdict(plan), indent=1), encoding="utf-8")
-    notes += plan_lines(plan)
-    return {"notes": [*filter(None, notes)]}
-
-
-def _rotated(weights: Streamed, source: Path, target: Path) -> tuple[Streamed, str]:
-    """The rotated checkpoint, or the same if its family cannot be rotated, with a note for the user.
-
-    Weights round better when no channel stands out, even if activations gain nothing; they must lose nothing.
-    """
-    prepared = rotate_stream(weights, source, target, least_gain=1)
-    return (load(target) if prepared.rotated else weights), prepared.note
-
-
-def _write_rounded(
-    weights: Streamed, places: dict[str, Stored], chosen: Iterable[str], codes: CodesFile
-) -> None:
-    """Fill the places of a copy of a checkpoint, by name; chosen modules get the values of their codes."""
-    for name in chosen:
-        rounded = codes.grid(name).values()
-        places.pop(_weight_of(name)).codes("r+")[:] = rounded
-    weights.copy_to(places)
+    return {"notes": [*notes, *plan_lines(plan)]}
 
 
 class _Texts(NamedTuple):
@@ -139,18 +126,19 @@ def _texts(checkpoint: Path, prompts: Path) -> _Texts:
     read: list[Any] = []
     judged: list[Any] = []
     total = 0  # tokens to round for
-    long = 0  # prompts that are long enough to judge by
+    long_prompts = 0  # long enough to judge by
     different = {wording.text(prompt): text_of(prompt) for prompt in read_prompts(prompts)}
     for text, plain in different.items():
         tokens = tokens_of(text)
         is_long = tokens.shape[1] >= _ALONE
-        long += is_long
-        is_kept = is_long and long % _EACH == 0
+        long_prompts += is_long
+        is_kept = is_long and long_prompts % _EACH == 0
         if is_kept and len(judged) < _MOST_JUDGED:
-            without = tokens_of(plain)
-            takes_plain = len(judged) % 2 == 1 and without.shape[1] >= _ALONE
-            taken = without if takes_plain else tokens
-            judged.append(taken[:, :_TOGETHER])
+            plain_tokens = tokens_of(plain)
+            is_second = len(judged) % 2 == 1
+            if is_second and plain_tokens.shape[1] >= _ALONE:
+                tokens = plain_tokens
+            judged.append(tokens[:, :_TOGETHER])
         elif tokens.shape[1] and total < _MOST_TOKENS:
             read.append(tokens[:, :_LONGEST])
             total += read[-1].shape[1]
@@ -158,7 +146,7 @@ def _texts(checkpoint: Path, prompts: Path) -> _Texts:
         raise UsageError(
             f"weights='4' needs {_LEAST_TOKENS} tokens of prompts, counting at most {_LONGEST} of each, and {_EACH} "
             f"prompts of at least {_ALONE} tokens, one of them to judge by; there are {total} tokens and "
-            f"{many(long, 'such prompt')}: give more different prompts, or use weights='8'"
+            f"{many(long_prompts, 'such prompt')}: give more different prompts, or use weights='8'"
         )
     alone = torch.cat([tokens[:, :_ALONE] for tokens in judged])
     return _Texts(read, alone, judged)
@@ -234,7 +222,7 @@ def grids_of(weights: Streamed) -> dict[str, Grid]:
     found: dict[str, Grid] = {}
     paths = [path for path, _ in weights.model.named_modules() if last_part(path) in NAMES]
     for path in paths:
-        name = _weight_of(path)
+        name = f"{path}.weight"
         first_rows = weights.read(name, slice(8))
         if _on_grid(first_rows) is None:
             continue
@@ -269,7 +257,3 @@ def _on_grid(rows: Floats) -> Grid | None:
     products = (codes * rows).sum(axis=1)
     scales = np.where(squares > 0, products / np.maximum(squares, 1), 1)
     return Grid(codes.astype(np.int8), scales.astype(np.float32))
-
-
-def _weight_of(name: str) -> str:
-    return f"{name}.weight"

@@ -175,11 +175,19 @@ def build(
     if given.adapter:
         versions = versions | versions_of(("peft",), stages.INSTALL)
     runtimes = evaluation.check_runtimes() if texts.scored else {}
-    result = BuildResult(str(source), given.kind, chip, vendor, str(folder), versions=versions)
+    result = BuildResult(
+        source=str(source),
+        kind=given.kind,
+        chip=chip,
+        vendor=vendor,
+        work=str(folder),
+        versions=versions,
+    )
     result.warnings += filter(None, [stages.untried(versions)])
     with stages.locked(folder), _finishing(result, began):
-        tell = progress or no_progress
-        runner = Stages(folder, versions, libraries, tell, on_stage, result.stages)
+        runner = Stages(
+            folder, versions, libraries, progress or no_progress, on_stage, done=result.stages
+        )
         _give_inputs(runner, given, texts.calibration, folder)
         _configure(runner, result, given, settings, rounds=weights == "4")
         quantized = run_quantization(
@@ -192,16 +200,16 @@ def build(
         result.converted = str(optimized.bundle)
         if evaluate:
             result.evaluation = Evaluation([], 0, note=texts.note)
-        configs = {"compile_configs": result.optimized["compile_configs"]}
-        last: dict[Stage, Values] = {COMPILE: {**compiling, **configs}}
+        configs = result.optimized["compile_configs"]
+        last: dict[Stage, Values] = {COMPILE: {**compiling, "compile_configs": configs}}
         if texts.scored:
             parts = in_turn(texts.scored, optimized.bundle)
             last[EVALUATE] = {"parts": parts, "runtimes": runtimes}
             if npu_tokens and libraries is not None and backend_of(chip).emulates:
                 last[EMULATE] = evaluation.emulation(texts.scored, npu_tokens, Compiler(chip))
-        bundle = _run_last(runner, result, last, texts.note)
-        _check_quality(result, limit, bundle)
-        _deliver(bundle, result, output, overwrite=overwrite)
+        compiled = _run_last(runner, result, last, texts.note)
+        _check_quality(result, limit, compiled)
+        _deliver(compiled, result, output, overwrite=overwrite)
     return result
 
 
@@ -245,11 +253,14 @@ def _configure(
     rounds: bool,
 ) -> None:
     """Resolve the pipeline's settings, and the lengths of caches; tell what the other stages need."""
-    caches = {"window": given.caches.window, "ring": None, "notes": given.caches.lines()}
-    chip = {"vendor": result.vendor, "chip": result.chip}
-    configured = runner.result(
-        CONFIGURE, {**chip, "settings": settings, "cache": given.cache, "caches": caches}
-    )
+    options = {
+        "vendor": result.vendor,
+        "chip": result.chip,
+        "settings": settings,
+        "cache": given.cache,
+        "caches": {"window": given.caches.window, "ring": None, "notes": given.caches.lines()},
+    }
+    configured = runner.result(CONFIGURE, options)
     runner.config = configured.values["config"]
     is_checkpoint = given.kind is Kind.CHECKPOINT
     files = given.weights if is_checkpoint else given.files
@@ -399,14 +410,14 @@ def _run_last(runner: Stages, result: BuildResult, last: Mapping[Stage, Values],
     """Compile and score, at the same time if memory allows it; the path of the compiled bundle."""
     needed = [runner.needs.get(stage.name, 0) for stage in last]
     with runner.threads(side_by_side=fit_together(needed)) as threads:
-        waiting: dict[Stage, Future[StageReport]] = {}
+        running: dict[Stage, Future[StageReport]] = {}
         for stage, options in last.items():
-            waiting[stage] = threads.submit(runner.result, stage, options)
+            running[stage] = threads.submit(runner.result, stage, options)
         # The compiler ends first, and its failure ends the others.
-        bundle = runner.add(waiting[COMPILE].result()).bundle
+        compiled = runner.add(running[COMPILE].result())
         if EVALUATE in last:
-            result.evaluation = _evaluated(runner, result, waiting, note)
-    return bundle
+            result.evaluation = _evaluated(runner, result, running, note)
+    return compiled.bundle
 
 
 def _evaluated(
@@ -444,7 +455,7 @@ def _check_quality(result: BuildResult, limit: float | None, compiled: Path) -> 
     if limit is None:
         return
     models = [] if result.evaluation is None else result.evaluation.models
-    # The error of a ratio of one token is not known.
+    # The checkpoint, then the bundle, if they were scored. The error of a ratio of one token is not known.
     if len(models) < 2 or models[1].tokens < 2:
         result.warnings.append(
             f"Perplexity was not measured, so it may be more than {limit:g} times the checkpoint's: run "

@@ -57,7 +57,7 @@ def keep_sections(before: Path, after: Path) -> list[str]:
     models: dict[int, Table] = {}
     for index, (section, key) in enumerate(zip(whole.sections, _keys(whole), strict=True)):
         if key not in places:
-            lost.append(name(section))
+            lost.append(section_name(section))
         elif section.is_model:
             models[index] = read_model(written.content(places[key]))
     if lost:
@@ -85,7 +85,7 @@ def faults(before: Path, after: Path) -> list[str]:
     sentences: list[str] = []
     for index, section in enumerate(old.sections):
         wrong = _section_faults(section, old.content(index), new.content(index))
-        sentences += [f"its {name(section)} {fault}" for fault in wrong]
+        sentences += [f"its {section_name(section)} {fault}" for fault in wrong]
     return sentences
 
 
@@ -123,10 +123,10 @@ def _ends(named: Mapping[str, Tensor]) -> object:
 
 
 def _names(bundle: Bundle) -> str:
-    return ", ".join(map(name, bundle.sections))
+    return ", ".join(map(section_name, bundle.sections))
 
 
-def name(section: Section) -> str:
+def section_name(section: Section) -> str:
     """A section's name for messages: a model's purpose, or the format's name of the type."""
     return section.model_type or _KINDS.get(
         section.data_type, f"section of type {section.data_type}"

@@ -8,20 +8,18 @@ import math
 import tomllib
 from collections.abc import Mapping
 from importlib import resources
-from typing import Any, Final
+from typing import Any
 
 from edge_opt.base.errors import UsageError, unknown
 from edge_opt.building.prompts import check_lengths
 from edge_opt.building.rings import SETTING
 from edge_opt.building.source import Given, Kind
 
-_DATA: Final = tomllib.loads(
-    (resources.files(__package__) / "settings.toml").read_text(encoding="utf-8")
-)
-DEFAULTS: Final[dict[str, Any]] = _DATA["defaults"]
-NAMES: Final[tuple[str, ...]] = (*DEFAULTS, *_DATA["others"])
+_DATA = tomllib.loads((resources.files(__package__) / "settings.toml").read_text(encoding="utf-8"))
+DEFAULTS: dict[str, Any] = _DATA["defaults"]
+NAMES: tuple[str, ...] = (*DEFAULTS, *_DATA["others"])
 # Settings that cannot be set, and why.
-FIXED: Final = {
+FIXED = {
     "model_id": "it follows from the input",
     "model": "it follows from the input",
     "backend": "it follows from --soc",

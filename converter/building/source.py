@@ -89,18 +89,19 @@ def _bundle(path: Path) -> Given:
     if part is None:
         held = listed([part.name for part in opened.parts]) or "none"
         raise UsageError(f"{path} has no {MAIN_SECTION} model, its models are: {held}")
-    check_not_compiled(part.model, path)
     model = part.model
+    check_not_compiled(model, path)
     caches = find_caches(model, opened.bundle)
     if not caches.caches:
         raise UsageError(f"{path} is {NOT_FOR_NPUS}")
     longest = max(one.positions for one in caches.caches)
     names = {one.name for one in caches.caches}
-    types: set[DType] = set()
+    kind = Kind.FLOAT
     for signature in model.signatures:
-        types |= {tensor.dtype for name, tensor in signature.inputs.items() if name in names}
-    is_quantized = not types.isdisjoint({DType.INT8, DType.INT16})
-    return Given(path, Kind.QUANTIZED if is_quantized else Kind.FLOAT, (path,), caches, longest)
+        for name, tensor in signature.inputs.items():
+            if name in names and tensor.dtype in {DType.INT8, DType.INT16}:
+                kind = Kind.QUANTIZED
+    return Given(path, kind, (path,), caches, longest)
 
 
 def _adapted(path: Path, base: Path | None) -> Given:

@@ -88,9 +88,10 @@ class BuildCheckError(EdgeOptError):
 class Job:
     """One run of a stage.
 
-    `config` is litert-torch's configuration. `inputs` are files and folders by role, `output` is an empty folder for
-    the result, `options` are specific to the stage. `libraries` is the folder of the vendor's compiler; None if the
-    stage needs none, or finds it itself. With `spares_memory`, large blocks of memory are in temporary files.
+    `config` is litert-torch's configuration. `inputs` are files and folders by role (see `recipe`), `output` is an
+    empty folder for the result, `options` are specific to the stage. `libraries` is the folder of the vendor's
+    compiler; None if the stage needs none, or finds it itself. With `spares_memory`, large blocks of memory are in
+    temporary files.
     """
 
     stage: str
@@ -182,8 +183,9 @@ def tool_versions() -> dict[str, str]:
 def untried(versions: Mapping[str, str | None]) -> str:
     """A warning if no whole build was made with the version of litert-torch; else empty."""
     found = versions.get("litert-torch") or TRIED[0]
-    if f"{found}.".startswith(tuple(f"{one}." for one in TRIED)):
-        return ""
+    for one in TRIED:
+        if f"{found}.".startswith(f"{one}."):
+            return ""
     return (
         f"litert-torch is {found}, and edge-opt was tried with {' and '.join(TRIED)}: check answers before releasing "
         f"the bundle, or {INSTALL}"
@@ -326,37 +328,42 @@ class Stages:
 
     def result(self, stage: Stage, options: Values) -> StageReport:
         """Return a stage's result: an earlier run's if inputs, options, libraries and versions are the same, or new."""
-        name = stage.name
-        folder = self.folder / name
-        libraries = self.libraries if stage.compiles else None
+        folder = self.folder / stage.name
         inputs = {role: self.files[role] for role in stage.reads if role in self.files}
         digests = {role: given.digest for role, given in inputs.items()}
-        compiler = None if libraries is None else libraries.digest
-        values = json.dumps([name, digests, options, compiler, self.versions], sort_keys=True)
-        key = hashlib.sha256(values.encode()).hexdigest()
+        libraries = None
+        libraries_digest = None
+        if stage.compiles and self.libraries is not None:
+            libraries = str(self.libraries.path)
+            libraries_digest = self.libraries.digest
+        result_of = [stage.name, digests, options, libraries_digest, self.versions]
+        key = hashlib.sha256(json.dumps(result_of, sort_keys=True).encode()).hexdigest()
         kept = _kept(folder, key)
         if kept is not None:
             return kept
         job = Job(
-            stage=name,
+            stage=stage.name,
             output=str(folder.with_suffix(_PARTIAL).resolve()),
             inputs={role: str(given.path.resolve()) for role, given in inputs.items()},
             config=self.config,
             options=options,
-            libraries=None if libraries is None else str(libraries.path),
+            libraries=libraries,
         )
-        where = f"its log is {folder.with_suffix('.log')}"
         try:
             return self._made(job, key)
-        except OSError as error:
-            raise OutputError(f"stage '{name}': {error.strerror or error}; {where}") from error
-        except EdgeOptError as error:
-            need = ""
-            if isinstance(error, OutOfMemoryError) and name in self.needs:
-                need = f"; it needs about {size(self.needs[name])}"
-            elif type(error) is StageFailedError and name in {"configure", "export"}:
-                where += f"; {_FAMILIES}"
-            raise type(error)(f"stage '{name}': {error}{need}; {where}") from error
+        except (OSError, EdgeOptError) as error:
+            raise self._explained(error, stage.name) from error
+
+    def _explained(self, error: OSError | EdgeOptError, stage: str) -> EdgeOptError:
+        """A stage's error, with its name, what it needs, and where its log is."""
+        after = f"; its log is {self.folder / stage}.log"
+        if isinstance(error, OSError):
+            return OutputError(f"stage '{stage}': {error.strerror or error}{after}")
+        if isinstance(error, OutOfMemoryError) and stage in self.needs:
+            after = f"; it needs about {size(self.needs[stage])}{after}"
+        elif type(error) is StageFailedError and stage in {"configure", "export"}:
+            after += f"; {_FAMILIES}"
+        return type(error)(f"stage '{stage}': {error}{after}")
 
     def _progress(self, stage: str, done: int, total: int) -> None:
         """Show progress; StageFailedError, which ends the stage, if all stages are to end."""
@@ -368,13 +375,14 @@ class Stages:
         """Run a stage in an empty folder, renamed once it is complete."""
         partial = Path(job.output)
         folder = self.folder / job.stage
+        log = folder.with_suffix(".log")
         partial.mkdir()
         started = time.perf_counter()
         try:
             self._progress(job.stage, 0, 1)
-            spares_memory = self.needs.get(job.stage, 0) > processes.free_memory()
-            job = replace(job, spares_memory=spares_memory)
-            values, peak_bytes = carry_out(job, folder.with_suffix(".log"), self._progress)
+            is_large = self.needs.get(job.stage, 0) > processes.free_memory()
+            job = replace(job, spares_memory=is_large)
+            values, peak_bytes = carry_out(job, log, self._progress)
         except BaseException:
             # Four times the checkpoint, maybe, and of no use.
             shutil.rmtree(partial, ignore_errors=True)
@@ -391,8 +399,9 @@ class Stages:
             values=values,
             made_now=True,
         )
-        told = asdict(report) | {"folder": "", "made_now": False}
-        (partial / _REPORT).write_text(json.dumps(told, indent=1), encoding="utf-8")
+        # As a later run finds it, in a folder that may have moved by then.
+        for_later = asdict(report) | {"folder": "", "made_now": False}
+        (partial / _REPORT).write_text(json.dumps(for_later, indent=1), encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
         self._progress(job.stage, 1, 1)
@@ -402,9 +411,9 @@ class Stages:
 def _kept(folder: Path, key: str) -> StageReport | None:
     """An earlier result that is unchanged and has this key, or None."""
     with suppress(OSError, ValueError, TypeError, RecursionError):
-        told = json.loads((folder / _REPORT).read_text(encoding="utf-8"))
-        report = from_dict(StageReport, told | {"folder": folder})
-        if (report.key, report.digest) == (key, digest_of(_files(folder), folder)):
+        stored = json.loads((folder / _REPORT).read_text(encoding="utf-8"))
+        report = from_dict(StageReport, stored | {"folder": folder})
+        if report.key == key and report.digest == digest_of(_files(folder), folder):
             return report
     return None
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 from edge_opt.base.atomic import AnyPath, output_path, resolve_target
 from edge_opt.base.errors import EdgeOptError, UsageError, match_names, unknown
@@ -46,7 +46,7 @@ from edge_opt.verification.examine import Verifier
 from edge_opt.verification.whole import by_graph, changed_on_purpose, compare_whole
 
 Verify = Literal["regions", "full", "none"]
-GENERIC: Final = "generic"
+GENERIC = "generic"
 
 
 def convert(

@@ -202,9 +202,9 @@ def _listed(named: Mapping[str, Tensor]) -> tuple[Argument, ...]:
 
 def _attention(model: Model, name: str) -> Iterator[AttentionBlock | None]:
     """Attention blocks of an entry point; None for an unknown form."""
-    graph, inputs, _ = model.arguments(name)
-    labels = {tensor: label for label, tensor in inputs.items()}
-    for match in find_blocks(graph):
+    entry = model.arguments(name)
+    labels = {tensor: label for label, tensor in entry.inputs.items()}
+    for match in find_blocks(entry.graph):
         if not isinstance(match, NotABlock):
             yield AttentionBlock(
                 signature=name,

@@ -11,7 +11,7 @@ Examples:
 
 import importlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Executor, Future
 from copy import deepcopy
 from dataclasses import dataclass
@@ -124,18 +124,17 @@ def npu_optimize(
         exported=graphs,
     )
     with compiling_threads(_COMPILERS) as threads:
-        exports = _measuring(compiler, input_litertlm, threads)
+        as_exported = _measuring(compiler, input_litertlm, threads)
         result = run(overwrite=replacing)
-        before = gathered(exports, "compiling as exported", tell)
-        after = gathered(
-            _measuring(compiler, output_litertlm, threads), "compiling as converted", tell
-        )
-    gains = tuple(_gains(result, before, after))
+        before = gathered(as_exported, "compiling as exported", tell)
+        as_converted = _measuring(compiler, output_litertlm, threads)
+        after = gathered(as_converted, "compiling as converted", tell)
+    gains = _gains(result, before, after)
     exported_only = {gain.signature for gain in gains if gain.kept == "exported"}
     if any(site.signature in exported_only for site in result.converted):
         kept = [entry.name for entry in result.signatures if entry.name not in exported_only]
         result = run(overwrite=True, signatures=kept)
-    return Optimized(result, gains, configs, (note,) if note else ())
+    return Optimized(result, tuple(gains), configs, (note,) if note else ())
 
 
 def _compiler(
@@ -169,28 +168,32 @@ def _measuring(
     if compiler is None:
         return {}
     model = Opened(path).main().model
-    return {
-        name: threads.submit(measure, model, name, compiler) for name, _ in model.entry_points()
-    }
+    started: dict[str, Future[Measured]] = {}
+    for name, _ in model.entry_points():
+        started[name] = threads.submit(measure, model, name, compiler)
+    return started
 
 
 def _gains(
     result: ConversionResult, before: Mapping[str, Measured], after: Mapping[str, Measured]
-) -> Iterator[Gain]:
+) -> list[Gain]:
     """A `Gain` for each entry point of the prefill/decode model, in file order."""
     rewritten = {site.signature for site in result.converted}
     repaired = {site.signature for site in result.converted if PASSES[site.pass_name].repairs}
-    for name in (entry.name for entry in result.signatures):
+    gains: list[Gain] = []
+    for entry in result.signatures:
+        name = entry.name
         if name.startswith(f"{AUXILIARY_SECTION}/"):
             continue
         old = before.get(name, Measured(name))
         new = after.get(name, Measured(name))
+        is_better = False
+        why = "nothing was rewritten"
         if name in rewritten:
-            is_kept, why = _judged(old, new, repairs=name in repaired)
-        else:
-            is_kept = False
-            why = "nothing was rewritten"
-        yield Gain(name, old.figures, new.figures, "converted" if is_kept else "exported", why)
+            is_better, why = _judged(old, new, repairs=name in repaired)
+        kept: Literal["converted", "exported"] = "converted" if is_better else "exported"
+        gains.append(Gain(name, old.figures, new.figures, kept, why))
+    return gains
 
 
 def _judged(old: Measured, new: Measured, *, repairs: bool) -> tuple[bool, str]:
@@ -226,9 +229,8 @@ def _compile_configs(cfg: Any) -> dict[str, Any]:
         raise UsageError(f"{where}: set cfg.compile_configs") from error
     configs: dict[str, Any] = {}
     for kind, entry in {MAIN_SECTION: [], **given}.items():
-        configs[kind] = (
-            deepcopy(entry) if isinstance(entry, dict) else {"compile": True, "flags": [*entry]}
-        )
+        only_flags = not isinstance(entry, dict)
+        configs[kind] = {"compile": True, "flags": [*entry]} if only_flags else deepcopy(entry)
     return configs
 
 

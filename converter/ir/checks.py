@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Final
 
 import numpy as np
 
@@ -12,12 +11,12 @@ from edge_opt.ir.dtypes import Quantization
 from edge_opt.ir.graph import Operator, Shape, Signature, Subgraph, Tensor, used_tensors
 from edge_opt.ir.operators import KINDS, SUBGRAPH_FIELDS, subgraph_indices
 
-_MAX_SIZE: Final = (1 << 31) - 1  # of the format, which stores a size as int32
-_MAX_ELEMENTS: Final = 1 << 48
-_MAX_RANK: Final = 32  # of a numpy array, in its older versions
+_MAX_SIZE = (1 << 31) - 1  # of the format, which stores a size as int32
+_MAX_ELEMENTS = 1 << 48
+_MAX_RANK = 32  # of a numpy array, in its older versions
 
 # The runtime prepares nested subgraphs on its stack; exporters nest two or three deep.
-DEEPEST: Final = 48
+DEEPEST = 48
 
 
 def check_model(subgraphs: Sequence[Subgraph], signatures: Sequence[Signature]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from edge_opt.base.errors import UsageError
 from edge_opt.base.words import UniqueNames
@@ -17,7 +17,7 @@ from edge_opt.ir.model import Model, deprecated_code
 from edge_opt.ir.walk import called_by, renumbered
 from edge_opt.schema.data import Data
 
-CONTROL_EDGES: Final = "model_control_dependencies"
+CONTROL_EDGES = "model_control_dependencies"
 """The metadata entry with execution-order constraints between a subgraph's operators."""
 
 ModelPart = Tensor | Buffer | Subgraph

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from edge_opt.ir.operators import OPERATOR_NAMES, default_options
 from edge_opt.schema.data import Data
 from edge_opt.schema.table import Table, new_table
 
-UNTRUSTED: Final = "UNTRUSTED"
+UNTRUSTED = "UNTRUSTED"
 """The name of an operator whose recorded shapes are wrong."""
 
 Shape = tuple[int, ...]

@@ -11,7 +11,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field, fields
 from itertools import chain
 from pathlib import Path
-from typing import Any, Self, SupportsIndex
+from typing import Any, NamedTuple, Self, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,14 @@ class Signatures(list[Signature]):
             if signature.key == index:
                 return signature
         raise KeyError(f"no signature '{index}', there are: {', '.join(one.key for one in self)}")
+
+
+class EntryPoint(NamedTuple):
+    """A signature's subgraph, inputs and outputs, by the names that callers use."""
+
+    graph: Subgraph
+    inputs: dict[str, Tensor]
+    outputs: dict[str, Tensor]
 
 
 @dataclass(slots=True)
@@ -136,16 +144,16 @@ class Model:
             return [(signature.key, signature.subgraph) for signature in self.signatures]
         return [(subgraph.name or "main", subgraph) for subgraph in self.subgraphs[:1]]
 
-    def arguments(self, name: str) -> tuple[Subgraph, dict[str, Tensor], dict[str, Tensor]]:
+    def arguments(self, name: str) -> EntryPoint:
         """An entry point's subgraph, inputs and outputs, by the names that callers use.
 
         A model without signatures has only its first subgraph, with the runtime's names.
         """
         if self.signatures:
             signature = self.signatures[name]
-            return signature.subgraph, signature.inputs, signature.outputs
+            return EntryPoint(signature.subgraph, signature.inputs, signature.outputs)
         graph = self.subgraphs[0]
-        return graph, _by_name(graph.inputs), _by_name(graph.outputs)
+        return EntryPoint(graph, _by_name(graph.inputs), _by_name(graph.outputs))
 
     def weight_bytes(self) -> dict[str, int]:
         """Bytes of constants by the name of their type, most first; shared buffers are counted once."""
@@ -168,7 +176,7 @@ class Model:
 
     def inputs(self) -> list[tuple[str, dict[str, Tensor]]]:
         """The inputs of every entry point, by the names that callers use."""
-        return [(name, self.arguments(name)[1]) for name, _ in self.entry_points()]
+        return [(name, self.arguments(name).inputs) for name, _ in self.entry_points()]
 
 
 def usual_version(name: str, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> int:

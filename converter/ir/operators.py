@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from importlib.resources import files
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -41,7 +41,7 @@ class Effect(Enum):
     OTHER = "other"  # none of these; rewrites ignore it
 
 
-_UNSEEN: Final = {Effect.CALLING, Effect.RANDOM, Effect.UNKNOWN, Effect.OTHER}
+_UNSEEN = {Effect.CALLING, Effect.RANDOM, Effect.UNKNOWN, Effect.OTHER}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,18 +111,18 @@ class OperatorKind:
         return version
 
 
-_FACTS: Final = tomllib.loads(files("edge_opt.ir").joinpath("operators.toml").read_text("utf-8"))
-_NOTHING_KNOWN: Final = {
+_FACTS = tomllib.loads(files("edge_opt.ir").joinpath("operators.toml").read_text("utf-8"))
+_NOTHING_KNOWN = {
     "effect": "other", "min_inputs": 0, "max_inputs": -1, "outputs": -1, "data": [], "may_omit": True
 }  # fmt: skip
-_OWN_OPTIONS: Final = {
+_OWN_OPTIONS = {
     table.removesuffix("Options").lower(): table
     for union in ("BuiltinOptions2", "BuiltinOptions")
     for table in UNIONS[union].values()
 }
 
 
-KINDS: Final[dict[str, OperatorKind]] = {}
+KINDS: dict[str, OperatorKind] = {}
 """Facts about each builtin operator, by schema name."""
 
 for _name in BUILTIN_OPERATORS:
@@ -131,7 +131,7 @@ for _name in BUILTIN_OPERATORS:
         _own if "effect" in _own else {**_NOTHING_KNOWN, **_own}, OperatorKind
     )
 
-SUBGRAPH_FIELDS: Final = {str(kind.options): kind.calls for kind in KINDS.values() if kind.calls}
+SUBGRAPH_FIELDS = {str(kind.options): kind.calls for kind in KINDS.values() if kind.calls}
 """Options table -> its fields that hold subgraph indices (schema.fbs does not mark them)."""
 
 
@@ -140,7 +140,7 @@ def operators_that(*effects: Effect) -> frozenset[str]:
     return frozenset(name for name, kind in KINDS.items() if kind.effect in effects)
 
 
-UNARY: Final = frozenset(
+UNARY = frozenset(
     name for name in operators_that(Effect.ELEMENTWISE) if KINDS[name].min_inputs == 1
 )
 """Elementwise operators with one operand."""

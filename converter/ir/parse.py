@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from hashlib import sha256
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,9 +28,9 @@ from edge_opt.schema.flexbuffers import write_flexbuffer
 from edge_opt.schema.reader import read_model
 from edge_opt.schema.table import NUMPY_TYPES, FieldSpec, Table, new_table, vector
 
-MOST_BYTES: Final = 1 << 30
+MOST_BYTES = 1 << 30
 """Constants that a text does not list, `{seed N}` and `{splat N}`, may take this many bytes."""
-_PIECE: Final = 1 << 16
+_PIECE = 1 << 16
 _STRING = r'"[^"\\\n]*(?:\\.[^"\\\n]*)*"'
 # An unclosed quote takes the rest of its line, so that no text is searched twice.
 _TOKEN = re.compile(
@@ -40,7 +40,7 @@ _TOKEN = re.compile(
 )
 _FILE = re.compile(r"^file ([0-9a-f]+) '([A-Za-z0-9+/=]*)'\s*\Z", re.MULTILINE)
 # Raised for values that do not fit, here and by numpy.
-_MISFIT: Final = (ArithmeticError, LookupError, TypeError, ValueError)
+_MISFIT = (ArithmeticError, LookupError, TypeError, ValueError)
 
 _Item = TypeVar("_Item")
 Named = dict[str, Tensor]

@@ -25,7 +25,7 @@ import base64
 import json
 import re
 from collections.abc import Callable, Container
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,9 +40,9 @@ from edge_opt.schema.flexbuffers import read_flexbuffer
 from edge_opt.schema.table import FieldSpec, Table, vector
 from edge_opt.schema.writer import lay_out, model_bytes
 
-_MOST_PRINTED: Final = 64
-_MOST_LOOKED_AT: Final = 1 << 16
-_MOST_BYTES: Final = 16 << 10  # of a file in a short text
+_MOST_PRINTED = 64
+_MOST_LOOKED_AT = 1 << 16
+_MOST_BYTES = 16 << 10  # of a file in a short text
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_./]+\Z")
 _PLAIN_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _SEEDED = re.compile(r"seed_([0-9]{1,18})\Z")

@@ -5,6 +5,7 @@ The NPU's error is measured against the first model on the CPU; a large one is a
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from edge_opt.base.errors import UsageError
 from edge_opt.base.words import Progress
@@ -56,14 +57,20 @@ def compare_on_npu(
             lambda session: [_emulated(both, pair, compiler) for pair in session.pairs.values()]
         )
         stateful = [name for name, pair in both.pairs.items() if pair.signature.keeps_state]
-    remarks = [*filter(None, map(_warning, report.signatures))]
-    remarks.append(", ".join([f"compiled for {compiler.chip}", *compiler.flags]))
-    remarks += report.remarks
+    settings = ", ".join([f"compiled for {compiler.chip}", *compiler.flags])
+    remarks = [*filter(None, map(_warning, report.signatures)), settings, *report.remarks]
     if stateful:
         remarks.append(
             f"state is not carried over here, each signature ran once: {', '.join(stateful)}"
         )
     return replace(report, remarks=tuple(remarks))
+
+
+class _Outputs(NamedTuple):
+    """One model's outputs on the CPU and in the emulator."""
+
+    cpu: Arrays
+    npu: Arrays
 
 
 def _emulated(both: Both, pair: Pair, compiler: Compiler) -> SignatureComparison:
@@ -72,30 +79,34 @@ def _emulated(both: Both, pair: Pair, compiler: Compiler) -> SignatureComparison
     a in the emulator, b in the emulator -> the difference
     a on the CPU, each in the emulator   -> how far each is from the CPU, `db`
     """
-    name = pair.signature.name
-    plans = pair.plans(both.begun.seed)
-    emulating = backend_of(compiler.chip).emulating
-    is_one_model = both.begun.a == both.begun.b
-    cpu: list[Arrays] = []
-    npu: list[Arrays] = []
-    for place in (0,) if is_one_model else (0, 1):
-        model = both.models[place]
-        cpu += both.worker.run_calls(both.files[place], [(name, plans[place])])
-        inputs = {one.info.name: array_of(one) for one in plans[place]}
+    ran: list[_Outputs] = []
+    for place, title in enumerate("a" if both.begun.a == both.begun.b else "ab"):
         try:
-            with emulating(model, name, compiler) as emulator:
-                outputs = emulator.run(inputs)
+            ran.append(_run(both, place, pair, compiler))
         except CompilerFailedError as error:
-            return SignatureComparison(name, reason=f"{'ab'[place]}: {error}")
-        # Outputs that are an input or a constant are not compiled; they are the CPU's.
-        for key, tensor in model.arguments(name)[2].items():
-            if tensor.producer is None:
-                outputs.setdefault(key, cpu[-1][key])
-        npu.append(outputs)
-    found = both.measure_all(pair, [(npu[0], {**npu[-1]})])
-    distances = _distances(pair, cpu[0], npu[0], npu[-1])
+            return SignatureComparison(pair.signature.name, reason=f"{title}: {error}")
+    a = ran[0]
+    b = ran[-1]
+    found = both.measure_all(pair, [(a.npu, {**b.npu})])
+    distances = _distances(pair, a.cpu, a.npu, b.npu)
     compared = [replace(one, db=distances.get(one.name)) for one in found.outputs]
     return replace(found, outputs=tuple(compared))
+
+
+def _run(both: Both, place: int, pair: Pair, compiler: Compiler) -> _Outputs:
+    """Run an entry point of the first or the second model, by its place."""
+    name = pair.signature.name
+    model = both.models[place]
+    plan = pair.plans(both.begun.seed)[place]
+    (cpu,) = both.worker.run_calls(both.files[place], [(name, plan)])
+    inputs = {one.info.name: array_of(one) for one in plan}
+    with backend_of(compiler.chip).emulating(model, name, compiler) as emulator:
+        npu = emulator.run(inputs)
+    # Outputs that are an input or a constant are not compiled; they are the CPU's.
+    for key, tensor in model.arguments(name).outputs.items():
+        if tensor.producer is None:
+            npu.setdefault(key, cpu[key])
+    return _Outputs(cpu, npu)
 
 
 def _distances(pair: Pair, cpu: Arrays, a: Arrays, b: Arrays) -> dict[str, tuple[float, float]]:

@@ -151,6 +151,7 @@ class Figures(Record):
         old = self.ranking()
         new = after.ranking()
         known = [text for text in old if math.inf not in (old[text], new[text])]
+        # The first two are operators off the NPU and pieces on it, which are always known.
         changed = [text for text in known[:2] if old[text] != new[text]]
         deciding = [*changed, *known[2:]]
         if not deciding:

@@ -1,14 +1,13 @@
 """Where the time of an entry point goes: to attention, feed-forward, norms and logits."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain
 
 from edge_opt.base.atomic import AnyPath
 from edge_opt.base.words import Progress, no_progress, size
 from edge_opt.inspection.report import GainPicture, Table
-from edge_opt.ir import Model, Operator, Tensor
+from edge_opt.ir import Model, Operator, Subgraph, Tensor
 from edge_opt.ir.composites import composite_name
 from edge_opt.ir.opening import Opened
 from edge_opt.ir.walk import backward_slice, cut_signature, walked
@@ -19,12 +18,16 @@ from edge_opt.npu.vendors import backend_of
 
 _PRODUCT = "FULLY_CONNECTED"
 _LAYERS = 2
-_FIRST = "before"
-_LAST = "after"
-_BARS = {_FIRST: "░", _LAST: "█"}
+_BEFORE = "before"
+_AFTER = "after"
+_BARS = {_BEFORE: "░", _AFTER: "█"}
 _LONGEST = 14  # characters of a bar
-_WHOLE = ("all layers", "logits")
-_IN_LAYERS = ("attention", "feed-forward", "norms")
+_ALL = "all layers"
+_LOGITS = "logits"
+_ATTENTION = "attention, first layers"
+_FEED_FORWARD = "feed-forward, first layers"
+_NORMS = "norms, first layers"
+_SPILL = "spill"
 
 
 def draw_gain(
@@ -41,29 +44,18 @@ def draw_gain(
     """
     judge = backend_of(compiler.chip).judge(compiler)
     tell = progress or no_progress
-    versions = {_FIRST: Opened(models[0]).main().model}
+    versions = {_BEFORE: Opened(models[0]).main().model}
     if models[-1] != models[0]:
-        versions[_LAST] = Opened(models[-1]).main().model
-    signature, _ = largest_attention(versions[_FIRST])
-    times: defaultdict[str, dict[str, int]] = defaultdict(dict)
-    spills: dict[str, int] = {}
+        versions[_AFTER] = Opened(models[-1]).main().model
+    signature, _ = largest_attention(versions[_BEFORE])
+    figures: dict[str, Mapping[str, int]] = {}
     for version, model in versions.items():
-        outputs = model.arguments(signature)[2]
-        whole = _up_to(model, signature, [*outputs.values()], judge)
-        spills[version] = whole.spill or 0
         telling = partial(tell, f"compiling parts, {version}")
-        parts = _times_in_layers(model, signature, judge, telling)
-        parts["all layers"] = _us(whole)
-        others = [tensor for name, tensor in outputs.items() if "logits" not in name]
-        if others and len(others) < len(outputs):
-            parts["logits"] = _us(whole) - _us(_up_to(model, signature, others, judge))
-        for part, us in parts.items():
-            times[part][version] = max(0, us)
-    in_layers = {f"{part}, first layers": times[part] for part in _IN_LAYERS}
+        figures[version] = _figures(model, signature, judge, telling)
     rows: Table = [("", "", "estimated", "")]
-    rows += _rows({part: times[part] for part in _WHOLE}, _milliseconds)
-    rows += _rows(in_layers, _milliseconds)
-    rows += _rows({"spill": spills}, size)
+    rows += _rows(figures, (_ALL, _LOGITS), _milliseconds)
+    rows += _rows(figures, (_ATTENTION, _FEED_FORWARD, _NORMS), _milliseconds)
+    rows += _rows(figures, (_SPILL,), size)
     note = (
         f"First layers: the first {_LAYERS}, drawn to a scale of their own. Estimates for {judge.chip}; not timed on a "
         "phone."
@@ -71,32 +63,42 @@ def draw_gain(
     return GainPicture(f"Where the time of {signature} goes", rows, note)
 
 
-def _times_in_layers(
+def _figures(
     model: Model, signature: str, judge: Compiler, tell: Callable[[int, int], None]
-) -> Counter[str]:
-    """Microseconds of each kind of part in the first layers: up to its end, less those up to the part before it."""
-    times = Counter[str]()
-    points = [*_points(model, signature)]
+) -> Mapping[str, int]:
+    """Microseconds of each part, and bytes of spill; a part's time is up to its end, less up to the end before it."""
+    up_to = partial(_up_to, model, signature, judge)
+    entry_point = model.arguments(signature)
+    outputs = [*entry_point.outputs.values()]
+    whole = up_to(outputs)
+    figures = Counter({_SPILL: whole.spill or 0, _ALL: _us(whole)})
+    others = [one for name, one in entry_point.outputs.items() if "logits" not in name]
+    if others and len(others) < len(outputs):
+        figures[_LOGITS] = _us(whole) - _us(up_to(others))
+    ends = [*_ends_of_parts(entry_point.graph)]
     earlier = 0
-    for place, (part, tensor) in enumerate(points):
-        tell(place, len(points))
-        us = _us(_up_to(model, signature, [tensor], judge))
-        times[part] += us - earlier
+    for place, (part, end) in enumerate(ends):
+        tell(place, len(ends))
+        us = _us(up_to([end]))
+        figures[part] += us - earlier
         earlier = us
-    return times
+    return figures
 
 
-def _rows(values: Mapping[str, Mapping[str, int]], shown: Callable[[int], str]) -> Table:
-    """Values by name and version, of names that the first version has; the largest of all has the longest bar."""
-    largest = max(chain.from_iterable(one.values() for one in values.values()), default=0) or 1
+def _rows(
+    figures: Mapping[str, Mapping[str, int]], titles: Sequence[str], shown: Callable[[int], str]
+) -> Table:
+    """A row for each title that the first version has, and for each version; the largest has the longest bar."""
+    found: list[tuple[str, str, int]] = []
+    for title in titles:
+        for version, one in figures.items():
+            if title in figures[_BEFORE] and title in one:
+                found.append((title, version, max(0, one[title])))
+    largest = max((value for *_, value in found), default=0) or 1
     rows: Table = []
-    for name, of_versions in values.items():
-        if _FIRST not in of_versions:
-            continue
-        for version, value in of_versions.items():
-            title = name if version == _FIRST else ""
-            bar = _BARS[version] * round(_LONGEST * (value / largest))
-            rows.append((title, version, shown(value), bar))
+    for title, version, value in found:
+        bar = _BARS[version] * round(_LONGEST * (value / largest))
+        rows.append((title if version == _BEFORE else "", version, shown(value), bar))
     return rows
 
 
@@ -104,12 +106,11 @@ def _milliseconds(us: int) -> str:
     return f"{us / 1000:.3f} ms"
 
 
-def _points(model: Model, signature: str) -> Iterator[tuple[str, Tensor]]:
+def _ends_of_parts(graph: Subgraph) -> Iterator[tuple[str, Tensor]]:
     """Ends of parts in the first layers, in execution order: norms, and products whose results join the main stream.
 
     Attention ends at the first product with weights below each SOFTMAX, whose shape is the main stream's.
     """
-    graph = model.arguments(signature)[0]
     softmaxes = [operator for operator in graph.operators if operator.name == "SOFTMAX"]
     ends = {one for one in walked(softmaxes, _below) if one.name == _PRODUCT}
     main_stream = {one.output.shape for one in ends}
@@ -119,14 +120,14 @@ def _points(model: Model, signature: str) -> Iterator[tuple[str, Tensor]]:
             continue
         tensor = operator.outputs[0]
         if "norm" in (composite_name(operator) or operator.name).lower():
-            yield "norms", tensor
+            yield _NORMS, tensor
         elif operator in ends:
             layers += 1
             if layers > _LAYERS:
                 return
-            yield "attention", tensor
+            yield _ATTENTION, tensor
         elif operator.name == _PRODUCT:
-            yield "feed-forward", tensor
+            yield _FEED_FORWARD, tensor
 
 
 def _below(operator: Operator) -> Iterable[Operator]:
@@ -135,10 +136,11 @@ def _below(operator: Operator) -> Iterable[Operator]:
     return [reader for tensor in operator.outputs for reader in tensor.consumers]
 
 
-def _up_to(model: Model, signature: str, ends: Sequence[Tensor], compiler: Compiler) -> Figures:
+def _up_to(model: Model, signature: str, compiler: Compiler, ends: Sequence[Tensor]) -> Figures:
     """The compiler's figures for the operators that compute some tensors."""
     needed, starts = backward_slice(ends)
-    operators = [one for one in model.arguments(signature)[0].operators if one in needed]
+    graph = model.arguments(signature).graph
+    operators = [one for one in graph.operators if one in needed]
     inputs = {f"in_{place}": tensor for place, tensor in enumerate(starts)}
     outputs = {f"out_{place}": one for place, one in enumerate(ends) if one.producer is not None}
     cut = cut_signature(model, signature, operators, inputs, outputs)

@@ -168,7 +168,7 @@ def measure(model: Model, signature: str, compiler: Compiler) -> Measured:
             figures = backend_of(compiler.chip).measure(file, signature, compiler)
         except CompilerFailedError as error:
             return Measured(signature, failure=str(error))
-    operators = model.arguments(signature)[0].operators
+    operators = model.arguments(signature).graph.operators
     named = [on_the_cpu(one.index, operators[one.index], one.reason) for one in figures.on_cpu]
     figures = replace(figures, on_cpu=tuple(named), least_read=_least_read(alone))
     return Measured(signature, figures)

@@ -54,8 +54,10 @@ class Qualcomm(Backend):
     def measure(self, path: Path, signature: str, compiler: Compiler) -> Figures:
         """Compile; also for the nearest chip, if this one has no time estimate."""
         judge = self.judge(compiler)
+        judging = None
         with compiling_threads(2) as threads:
-            judging = threads.submit(self.run, judge, path) if judge.chip != compiler.chip else None
+            if judge.chip != compiler.chip:
+                judging = threads.submit(self.run, judge, path)
             outcome = self.run(compiler, path)
             self.check_ended(outcome.code, outcome.output, outcome.errors)
             sums = outcome.figures()

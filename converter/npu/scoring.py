@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from itertools import count
+from itertools import chain, count
 from typing import NamedTuple
 
 import numpy as np
@@ -68,12 +68,7 @@ def read(
         emulating = backend_of(compiler.chip).emulating
         model = load(files[MAIN])
         emulators: dict[str, Emulation] = {}
-        calls: list[Call] = []
-        for loop in loops:
-            calls += loop.decode
-            if len(loop.prompt[0]) > 1:  # the emulator must run what it compiles
-                calls += loop.prefill
-        for call in calls:
+        for call in chain.from_iterable(map(_calls, loops)):
             name = call.signature.name
             if call.model == MAIN and name not in emulators:
                 emulators[name] = stack.enter_context(emulating(model, name, compiler))
@@ -95,6 +90,12 @@ def read(
         return [loop.logits.reals(steps.run(loop, invoke)[:, 0]) for loop in loops]
 
 
+def _calls(loop: Loop) -> Sequence[Call]:
+    """The calls that reading a text makes, all of them: an emulator must run what it compiles."""
+    has_prefills = len(loop.prompt[0]) > 1
+    return loop.decode + loop.prefill if has_prefills else loop.decode
+
+
 def _runs(loop: Loop) -> int:
     """Runs of the prefill/decode model that reading a text takes: the prompt's last token is read by decode."""
     prefills = math.ceil((len(loop.prompt[0]) - 1) / loop.rows)
@@ -114,7 +115,7 @@ class Closeness(NamedTuple):
 
     @classmethod
     def of(cls, reference: Array, logits: Array, tokens: Sequence[int]) -> "Closeness":
-        """Compare rows of logits, one row for each token."""
+        """Compare logits `[tokens, vocabulary]`; `tokens` are those that came next."""
         theirs = log_softmax(reference.astype(np.float64))
         own = log_softmax(logits.astype(np.float64))
         return cls(

@@ -198,11 +198,15 @@ def largest_attention(model: Model, signature: str | None = None) -> tuple[str, 
 
 def _forms(model: Model, signature: str, attention: Block, base: Target) -> dict[str, Changes]:
     """Return the variants that give different graphs; without norms, norm variants drop out."""
-    forms: dict[str, tuple[str, Changes]] = {}
+    forms: dict[str, Changes] = {}
+    graphs: set[str] = set()
     for form, changes in variants(attention, base):
         made = rewritten(cut_entry_point(model, signature), applied(base, changes))
-        forms.setdefault(subgraph_text(made.subgraphs[0]), (form, changes))
-    return dict(forms.values())
+        graph = subgraph_text(made.subgraphs[0])
+        if graph not in graphs:
+            graphs.add(graph)
+            forms[form] = changes
+    return forms
 
 
 def variants(attention: Block, base: Target) -> Iterator[tuple[str, Changes]]:
@@ -224,8 +228,8 @@ def variants(attention: Block, base: Target) -> Iterator[tuple[str, Changes]]:
         least = attention.head_size + 1
     yield f"{best}, {norm}", {**above, "norm_per_head_from": least}
     place = "after" if base.mask_before_join else "before"
-    other_place = {"mask_before_join": not base.mask_before_join}
-    yield f"{best}, the mask {place} the join", {**above, **other_place}
+    other_place = not base.mask_before_join
+    yield f"{best}, the mask {place} the join", {**above, "mask_before_join": other_place}
     rows = attention.query_length
     for size in dict.fromkeys((rows // _TILES, *_SMALL_TILES)):
         if _LEAST_ROWS <= size < rows and rows % size == 0:
@@ -324,6 +328,8 @@ def _changed(tuning: Tuning) -> dict[str, Any]:
     if not base.splits(signature):
         patterns = (*patterns, signature)
     if tuning.long_context:
-        form = {"form": changed.pop("form"), "rows_per_tile": changed.pop("rows_per_tile")}
-        changed["long_context"] = {name: one for name, one in form.items() if one is not None}
+        changed["long_context"] = {"form": changed.pop("form")}
+        rows = changed.pop("rows_per_tile")
+        if rows is not None:
+            changed["long_context"]["rows_per_tile"] = rows
     return {**changed, "split_signatures": patterns}

@@ -14,7 +14,7 @@ _UNLISTED = "qualcomm"  # whose compiler knows more chips than LiteRT lists
 def backend_of(chip: str) -> Backend:
     """The compiler for a chip; UsageError if edge-opt cannot run it."""
     found = find_chip(chip)
-    vendor = _UNLISTED if found is None else found[0]
+    vendor = _UNLISTED if found is None else found.vendor
     backend = vendor_backend(vendor)
     if backend is None:
         raise UsageError(

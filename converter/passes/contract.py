@@ -71,7 +71,9 @@ class Context:
         tensors = chain.from_iterable(operator.tensors for operator in operators)
         if not any(tensor.is_dynamic for tensor in tensors):
             return
-        options = shape_options(self.model.arguments(self.model.signature_name(self.subgraph))[1])
+        options = shape_options(
+            self.model.arguments(self.model.signature_name(self.subgraph)).inputs
+        )
         remedy = f"give {' '.join(options)}" if options else "they follow from data"
         raise RefusedError(Why.OPEN_LENGTHS, f"lengths are known only at run time: {remedy}")
 

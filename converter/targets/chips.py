@@ -3,11 +3,9 @@
 import tomllib
 from importlib import resources
 from itertools import chain
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-_DATA: Final = tomllib.loads(
-    (resources.files(__package__) / "chips.toml").read_text(encoding="utf-8")
-)
+_DATA = tomllib.loads((resources.files(__package__) / "chips.toml").read_text(encoding="utf-8"))
 ESTIMATED = frozenset({"SA8255", "SA8775", "QCS9100", "SAR2230P", "SA8797"})
 """Chips for which the compiler of QNN interface 2.36 to 2.40 estimates time; none is a phone's."""
 _JUDGES = ("SA8775", "SA8797")
@@ -41,25 +39,32 @@ class Chip(NamedTuple):
         return f"{missing}: times are for {judge.name} (v{judge.hexagon}, {relation})"
 
 
-CHIPS: Final = {
+CHIPS = {
     name: Chip(name, int(version), vtcm)
     for version, chips in _DATA["hexagon"].items()
     for name, vtcm in chips.items()
 }
 """Chips whose Hexagon version is known."""
-VENDORS: Final[dict[str, list[str]]] = {"qualcomm": list(CHIPS), **_DATA["others"]}
+VENDORS: dict[str, list[str]] = {"qualcomm": list(CHIPS), **_DATA["others"]}
 """LiteRT's chips by vendor, with the vendor names of litert-torch's pipeline."""
 NAMES = [*chain.from_iterable(VENDORS.values())]
 """All chips."""
-TARGETS: Final[dict[str, str]] = _DATA["targets"]
+TARGETS: dict[str, str] = _DATA["targets"]
 """The target for each vendor, by the vendor names of LiteRT and its pipeline."""
 
 
-def find_chip(name: str) -> tuple[str, str] | None:
-    """The vendor of a chip, and the chip's name in LiteRT; None if there is no such chip."""
+class ListedChip(NamedTuple):
+    """A chip by its name in LiteRT, and its vendor by the name in litert-torch's pipeline."""
+
+    vendor: str
+    chip: str
+
+
+def find_chip(name: str) -> ListedChip | None:
+    """LiteRT's chip of this name, in upper or lower case; None if there is none."""
     wanted = name.strip().lower()
     for vendor, chips in VENDORS.items():
         for chip in chips:
             if chip.lower() == wanted:
-                return vendor, chip
+                return ListedChip(vendor, chip)
     return None

@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 
@@ -42,7 +42,7 @@ class Finding(Record):
         return f"{self.signature}: {self.message}" if self.signature else self.message
 
 
-_Faults: TypeAlias = Iterator[tuple[str, str]]
+_Faults = Iterator[tuple[str, str]]
 """Pairs of rule and message."""
 
 
@@ -52,11 +52,10 @@ def lint(model: Model, target: Target, converted: Mapping[str, int] | None = Non
     `converted`: how many operators a conversion would leave in each signature, if that is known.
     """
     findings: list[Finding] = []
+    rules = {_refused: "error", _tensors: "error", _joined_rows: "error", _constants: "warning"}
     for name, graph in model.entry_points():
-        for look in (_refused, _tensors, _joined_rows, _constants):
-            severity = "warning" if look is _constants else "error"
-            for rule, message in look(graph, target):
-                findings.append(Finding(severity, rule, message, name))
+        for look, severity in rules.items():
+            findings += [Finding(severity, *fault, name) for fault in look(graph, target)]
     findings += _of_chips(model, target)
     findings += _too_many_operators(model, target, converted or {})
     findings += _of_file(model, target)
@@ -108,12 +107,12 @@ def _of_chips(model: Model, target: Target) -> Iterator[Finding]:
         text = f"language models are known to run on {', '.join(able)} only"
         yield Finding("error", "chip", text + _source(target, "language_model_chips"))
     faulty = target.transposed_caches
-    for signature in signatures:
-        if target.chip in (None, *faulty) and faulty and _has_positions_first(signature):
-            text = f"on {', '.join(faulty)}, the compiler crashes on caches that are not transposed"
-            yield Finding(
-                "error", "chip", text + _source(target, "transposed_caches"), signature.name
-            )
+    if not faulty or target.chip not in (None, *faulty):
+        return
+    text = f"on {', '.join(faulty)}, the compiler crashes on caches that are not transposed"
+    text += _source(target, "transposed_caches")
+    for signature in filter(_has_positions_first, signatures):
+        yield Finding("error", "chip", text, signature.name)
 
 
 def _has_positions_first(signature: SignatureInfo) -> bool:
@@ -200,20 +199,20 @@ def _joined_rows(graph: Subgraph, target: Target) -> _Faults:
     if not limit:
         return
     counts = Counter[int]()
-    for operator in graph:
-        for tensor in operator.given if operator.name == "ADD" else ():
+    for addition in graph:
+        if addition.name != "ADD":
+            continue
+        for tensor in addition.given:
             size = tensor.elements * element_bytes(tensor)
-            is_whole = tensor.elements == operator.output.elements
+            is_whole = tensor.elements == addition.output.elements
             if size > limit and is_whole and _has_joined_rows(tensor):
                 counts[size] += 1
                 break  # each operator counts once
     source = _source(target, "largest_joined_rows_bytes")
     remedy = f"split the heads, so that no mask is repeated{source}"
     for size, count in counts.items():
-        text = (
-            f"an ADD reads rows that a CONCATENATION joins ({many(count, 'time')}), {size:,} bytes"
-        )
-        yield "joined-rows", f"{text}, over the limit of {limit:,}: {remedy}"
+        text = f"an ADD reads rows that a CONCATENATION joins ({many(count, 'time')})"
+        yield "joined-rows", f"{text}, {size:,} bytes, over the limit of {limit:,}: {remedy}"
 
 
 def _has_joined_rows(tensor: Tensor) -> bool:
@@ -238,17 +237,13 @@ def _constants(graph: Subgraph, _: Target) -> _Faults:
         if operator.name in _MASK_OPERATORS:
             readers |= dict.fromkeys(operator.given, operator.name)
     for tensor, name in readers.items():
-        known = (
-            tensor.has_numbers
-            and tensor.dtype is DType.FLOAT32
-            and 0 < tensor.elements <= _MOST_ELEMENTS
-        )
-        value = float(np.min(tensor.array())) if known else 0.0
+        is_float = tensor.has_numbers and tensor.dtype is DType.FLOAT32
+        if not is_float or not 0 < tensor.elements <= _MOST_ELEMENTS:
+            continue
+        value = float(np.min(tensor.array()))
         if value < _HALF_LOWEST:
             text = f"the mask constant {value:g} of {name} overflows in half precision"
             if value < _RUINS_A_SCALE:
                 text += ", and a tensor quantized with it has no precision left"
-            yield (
-                "mask-constant",
-                f"{text}: mask_to_add raises it for a target with a mask_constant",
-            )
+            remedy = "mask_to_add raises it for a target with a mask_constant"
+            yield "mask-constant", f"{text}: {remedy}"

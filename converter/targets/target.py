@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, TypedDict
+from typing import Annotated, Any, TypedDict
 
 import msgspec
 from msgspec import Meta
@@ -24,8 +24,8 @@ from edge_opt.ir.refusal import RefusedError, Why
 from edge_opt.schema.table import ENUMS
 from edge_opt.targets.chips import NAMES, TARGETS, find_chip
 
-Form: TypeAlias = Annotated[str, Meta(pattern=f"^({'|'.join(FORM_NAMES)})$")]
-Count: TypeAlias = Annotated[int, Meta(ge=1)]
+Form = Annotated[str, Meta(pattern=f"^({'|'.join(FORM_NAMES)})$")]
+Count = Annotated[int, Meta(ge=1)]
 
 
 class LongContext(TypedDict, total=False):
@@ -184,8 +184,7 @@ def load_target(name: TargetLike) -> Target:
     name = str(path_of(name, "a target"))
     found = find_chip(name)
     if found is not None:
-        vendor, chip = found
-        return replace(load_target(TARGETS[vendor]), chip=chip)
+        return replace(load_target(TARGETS[found.vendor]), chip=found.chip)
     if name not in target_names() and not name.endswith(".toml"):
         known = [*target_names(), "a chip, such as SM8750", "a .toml file"]
         raise unknown("target", name, known, also=NAMES)
@@ -205,20 +204,30 @@ def _parse(text: str, source: str) -> Target:
         raise UsageError(f"target file {source} is not valid TOML: {error}") from error
     except msgspec.ValidationError as error:
         raise UsageError(f"target file {source}: {error}") from error
-    facts = [entry.name for entry in fields(Target)]
-    wrong = [f"'{key}' is unknown, {did_you_mean(key, facts)}" for key in data if key not in facts]
-    extra = sorted(data.get("long_context", {}).keys() - LongContext.__annotations__.keys())
-    wrong += [f"'{key}' in 'long_context' is unknown" for key in extra]
-    for key in ("refused_operators", "accepted_operators", "unsplit_types"):
-        what = "type" if key == "unsplit_types" else "operator"
-        known = {"type": DType.__members__, "operator": ENUMS["BuiltinOperator"]}[what]
-        for name in getattr(target, key):
-            if name not in known:
-                meant = did_you_mean(name, known)
-                wrong.append(f"'{name}' in '{key}' is not a TFLite {what}, {meant}")
+    wrong = _unknown_name(data)
     if wrong:
-        raise UsageError(f"target file {source}: {wrong[0]}")
+        raise UsageError(f"target file {source}: {wrong}")
     return target
+
+
+def _unknown_name(data: Mapping[str, Any]) -> str:
+    """The first fact, operator or type in a target file that does not exist; empty if all do."""
+    facts = [entry.name for entry in fields(Target)]
+    for key in data:
+        if key not in facts:
+            return f"'{key}' is unknown, {did_you_mean(key, facts)}"
+    for key in sorted(data.get("long_context", {}).keys() - LongContext.__annotations__.keys()):
+        return f"'{key}' in 'long_context' is unknown"
+    operators = ENUMS["BuiltinOperator"]
+    for key, what, known in (
+        ("refused_operators", "operator", operators),
+        ("accepted_operators", "operator", operators),
+        ("unsplit_types", "type", DType.__members__),
+    ):
+        for name in data.get(key, ()):
+            if name not in known:
+                return f"'{name}' in '{key}' is not a TFLite {what}, {did_you_mean(name, known)}"
+    return ""
 
 
 def write_target(target: Target, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
