@@ -205,6 +205,15 @@ def test_an_error_after_linux_ended_a_process_for_memory_says_so(
         child(place, monkeypatch, NO_SETTING)
 
 
+def test_a_compiler_that_ended_for_a_full_disk_says_so(place: Place, monkeypatch: Patch) -> None:
+    code = """
+        print("LLVM ERROR: IO failure on output stream: No space left on device", flush=True)
+        os._exit(1)
+    """
+    with pytest.raises(OutputError, match="the disk is full"):
+        child(place, monkeypatch, code)
+
+
 def test_processes_that_linux_ended_for_memory_are_counted(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
@@ -266,10 +275,10 @@ def test_a_stages_process_tells_steps_memory_and_output(place: Place, monkeypatc
     ("code", "kind", "sentence"),
     [
         ("os.kill(os.getpid(), 9)", OutOfMemoryError,
-         f"memory probably ran out (killed by SIGKILL): {stages.MORE_MEMORY}"),
-        ("raise MemoryError", OutOfMemoryError, f"memory probably ran out (MemoryError: ): {stages.MORE_MEMORY}"),
+         f"memory probably ran out (killed by SIGKILL): {processes.MORE_MEMORY}"),
+        ("raise MemoryError", OutOfMemoryError, f"memory probably ran out (MemoryError: ): {processes.MORE_MEMORY}"),
         ("raise RuntimeError('Cannot allocate memory')", OutOfMemoryError,
-         f"memory probably ran out (RuntimeError: Cannot allocate memory): {stages.MORE_MEMORY}"),
+         f"memory probably ran out (RuntimeError: Cannot allocate memory): {processes.MORE_MEMORY}"),
         ("os._exit(7)", StageFailedError, "exit status 7"),
         ("raise ValueError('a scale of zero\\nand more')", StageFailedError, "ValueError: a scale of zero"),
         (NO_SETTING, UsageError, "no such setting"),

@@ -3,6 +3,7 @@
 `edge-opt demo` shows the main job on bundled models, and leaves nothing where nobody asked for it; an example.
 """
 
+import errno
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from cli_runs import DEMO, NO_ATTENTION, QUANTIZED, Captured, Patch, run, state, written
 from syrupy.assertion import SnapshotAssertion
@@ -20,6 +22,7 @@ from syrupy.assertion import SnapshotAssertion
 from edge_opt.cli import show_models
 from edge_opt.inspection import inspect
 from edge_opt.passes.mha_to_sha import MhaToSha
+from edge_opt.schema.data import Data
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = {f"demo_gemma3{kind}{opt}.tflite" for kind in ("", "_a16w8") for opt in ("", ".opt")}
@@ -86,6 +89,37 @@ def test_require_all_exits_1_and_writes_only_the_report(
     assert (len(told["sites"]), told["example"]) == (5, None)
     assert told["failure"].startswith("5 of 5 sites were skipped")
     assert "Refused: 5 of 5 sites" in reports[1].read_text()
+
+
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "told"),
+    [
+        (FULL, 5, "cannot be written to FOLDER: No space left on device; make room, or name"),
+        (MemoryError(), 3, "memory ran out: close other programs"),
+    ],
+)
+@pytest.mark.parametrize("command", [["convert", "--verify", "full"], ["compare", str(DEMO)]])
+def test_what_the_machine_lacks_ends_a_command_and_is_no_bug_of_a_site(
+    command: list[str],
+    error: Exception,
+    code: int,
+    told: str,
+    demo: Path,
+    monkeypatch: Patch,
+    capsys: Captured,
+) -> None:
+    def fails(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Data, "write", fails)
+    monkeypatch.setattr(np, "save", fails)
+    ran = run(capsys, *command, demo)
+    ran.failed_in_one_sentence(code)
+    assert told in re.sub(r"/\S*/edge-opt-\w+", "FOLDER", ran.err)
+    assert not demo.with_name("gemma.opt.tflite").exists()
 
 
 def test_a_bug_at_a_site_is_exit_70(demo: Path, monkeypatch: Patch, capsys: Captured) -> None:

@@ -8,6 +8,7 @@ import errno
 import os
 import secrets
 import stat
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ _REASONS = {
     errno.EACCES: "no permission to write in this folder, choose another",
     errno.EPERM: "no permission to write in this folder, choose another",
 }
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 _SEPARATORS = ("/", os.sep)
 
@@ -140,6 +143,30 @@ def write_whole(path: AnyPath, content: bytes | memoryview, *, overwrite: bool) 
     """Write these bytes to a file; raises like `replacing`."""
     with replacing(path, overwrite=overwrite) as fd, open(fd, "wb", closefd=False) as file:
         file.write(content)
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A folder for temporary files, which is removed at the end.
+
+    Raises:
+        OutputError: it cannot be made, or the disk is full.
+    """
+    elsewhere = "make room, or name another folder in the environment variable TMPDIR"
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="edge-opt-")
+    except OSError as error:
+        raise OutputError(
+            f"no temporary folder can be made: {_reason(error)}; {elsewhere}"
+        ) from error
+    with folder as name:
+        try:
+            yield Path(name)
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            text = f"temporary files cannot be written to {name}: {error.strerror}; {elsewhere}"
+            raise OutputError(text) from error
 
 
 def _reason(error: Exception) -> str:

@@ -18,6 +18,9 @@ from typing import Any
 
 from edge_opt.base.words import signal_name
 
+MORE_MEMORY = "close other programs, add swap, or use a larger machine"
+"""What to do if memory runs out."""
+
 _COUNTERS = Path("/proc/vmstat")
 _MEMORY_INFO = Path("/proc/meminfo")
 _CONTROL_GROUPS = Path("/sys/fs/cgroup")

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from edge_opt.base.atomic import AnyPath, path_of
+from edge_opt.base.atomic import AnyPath, path_of, scratch_folder
 from edge_opt.base.errors import UsageError
 from edge_opt.base.packages import versions_of
 from edge_opt.base.record import Record, from_dict
@@ -27,7 +27,7 @@ from edge_opt.building.source import ADAPTER_CONFIG, Kind, look_at
 from edge_opt.building.stages import Job, Values
 from edge_opt.ir import DType
 from edge_opt.ir.opening import Opened
-from edge_opt.npu.compiler import Compiler, scratch_folder
+from edge_opt.npu.compiler import Compiler
 from edge_opt.npu.scoring import Closeness, Text, read
 from edge_opt.npu.vendors import backend_of
 

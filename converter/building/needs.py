@@ -10,7 +10,6 @@ from edge_opt.base import processes
 from edge_opt.base.words import size
 from edge_opt.building import large_blocks
 from edge_opt.building.checkpoint import DAMAGED, stored_in
-from edge_opt.building.stages import MORE_MEMORY
 from edge_opt.schema.litertlm import SUFFIX
 
 _MEMORY = {
@@ -58,7 +57,7 @@ class Needs(NamedTuple):
             if large_blocks.variables(folder):
                 disk += most
                 warning += f", so stages that need more keep a part of theirs in files in {folder}, and take longer"
-            warnings.append(f"{warning}: {MORE_MEMORY}")
+            warnings.append(f"{warning}: {processes.MORE_MEMORY}")
         free = shutil.disk_usage(folder).free
         if free < disk:
             warnings.append(

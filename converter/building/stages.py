@@ -37,8 +37,6 @@ INSTALL = "pip install '.[build]' in a checkout of edge-opt"
 """How to install the stages' tools."""
 TRIED = ("0.10", "0.11")
 """Versions of litert-torch, whose NPU pipeline is experimental, that whole builds were made with."""
-MORE_MEMORY = "close other programs, add swap, or use a larger machine"
-"""What to do if memory runs out."""
 _FAMILIES = "litert-torch may not export this family: docs/build.md lists those that were built"
 _MARK = "edge-opt-build"
 _REPORT = "stage.json"
@@ -245,36 +243,44 @@ def carry_out(job: Job, log: Path, progress: Progress) -> tuple[Values, int]:
         finally:
             processes.end(child)
         memory_ran_out = processes.ended_for_memory() > ended_before
-        return _answer(child.returncode, outcome, memory_ran_out=memory_ran_out)
+        return _answer(child.returncode, outcome, log, memory_ran_out=memory_ran_out)
 
 
 def _steps(log: Path) -> tuple[int, int]:
     """The last progress in a log: steps done, total steps."""
-    with log.open("rb") as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
-        found = _STEP.findall(file.read())
+    found = _STEP.findall(_end_of(log))
     if not found:
         return 0, 1
     done, total = found[-1]
     return int(done), int(total)
 
 
-def _answer(status: int, outcome: Path, *, memory_ran_out: bool) -> tuple[Values, int]:
-    """What a stage returned, or its error; memory may have run out in a process that it had started."""
+def _end_of(log: Path) -> bytes:
+    with log.open("rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
+        return file.read()
+
+
+def _answer(status: int, outcome: Path, log: Path, *, memory_ran_out: bool) -> tuple[Values, int]:
+    """What a stage returned, or its error; memory may have run out in a process that it had started.
+
+    Compilers end the process if the disk is full, and their files are gone with it.
+    """
     answer: Values = {}
     with suppress(OSError, ValueError):
         answer = json.loads(outcome.read_text(encoding="utf-8"))
     if "values" in answer:
         return answer["values"], answer["peak_bytes"]
     error = answer.get("error", "")
-    if shutil.disk_usage(outcome.parent).free < _ALMOST_FULL or _NO_SPACE in error:
+    is_full = shutil.disk_usage(outcome.parent).free < _ALMOST_FULL
+    if is_full or _NO_SPACE in error or (not error and _NO_SPACE.encode() in _end_of(log)):
         raise OutputError("the disk is full")
     kind = _KINDS.get(answer.get("exit_code", 0), StageFailedError)
     if kind is not StageFailedError:
         raise kind(error)
     cause = error or processes.killed_by(status) or f"exit status {status}"
     if memory_ran_out or _OUT_OF_MEMORY.search(cause):
-        raise OutOfMemoryError(f"memory probably ran out ({cause}): {MORE_MEMORY}")
+        raise OutOfMemoryError(f"memory probably ran out ({cause}): {processes.MORE_MEMORY}")
     raise StageFailedError(cause)
 
 

@@ -3,7 +3,6 @@
 On a difference, find the first tensor that differs. At most one model is loaded at a time, and neither is changed.
 """
 
-import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -13,6 +12,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from edge_opt.base.atomic import scratch_folder
 from edge_opt.base.errors import EdgeOptError, unknown
 from edge_opt.base.words import Progress
 from edge_opt.comparison.findings import (
@@ -114,7 +114,7 @@ def compare(
 def _run_both(both: Both, kernels: Kernels, session: Session) -> Iterator[SignatureComparison]:
     """Run one model after the other, and measure the outputs that both have."""
     ours, theirs = session.calls(both.begun.seed)
-    with tempfile.TemporaryDirectory(prefix="edge-opt-") as folder:
+    with scratch_folder() as folder:
         results = both.worker.run_calls(both.files[0], ours, kernels)
         for call, arrays in enumerate(results):
             _move(arrays, f"{folder}/{call}")

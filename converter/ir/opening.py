@@ -5,7 +5,6 @@ A file's type follows from its content, not its name. Models are read on demand 
 
 import gc
 import os
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any, Protocol, Unpack, runtime_checkable
 
-from edge_opt.base.atomic import contents_of
+from edge_opt.base.atomic import contents_of, scratch_folder
 from edge_opt.base.errors import ModelFormatError, UsageError, unknown
 from edge_opt.base.words import listed
 from edge_opt.base.work import made_from
@@ -152,8 +151,8 @@ class Part:
             return
         if isinstance(source, Model):
             source = to_bytes(source)
-        with tempfile.TemporaryDirectory(prefix="edge-opt-") as folder:
-            path = Path(folder) / "model.tflite"
+        with scratch_folder() as folder:
+            path = folder / "model.tflite"
             with path.open("wb") as file:
                 Data(source).write(file.fileno())
             yield path

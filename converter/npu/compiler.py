@@ -8,7 +8,6 @@ import importlib
 import math
 import os
 import re
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -415,10 +414,3 @@ def compiling_threads(count: int) -> Iterator[Executor]:
                 processes.end_all()
                 waiting.join(0.05)
             raise
-
-
-@contextmanager
-def scratch_folder() -> Iterator[Path]:
-    """A folder for temporary files, which is removed at the end."""
-    with tempfile.TemporaryDirectory(prefix="edge-opt-") as name:
-        yield Path(name)

@@ -14,12 +14,12 @@ from typing import NamedTuple, NoReturn, TextIO
 
 import numpy as np
 
+from edge_opt.base.atomic import scratch_folder
 from edge_opt.ir import Model, Signature, Tensor, save
 from edge_opt.npu.compiler import (
     CompilerFailedError,
     compiling_threads,
     cut_entry_point,
-    scratch_folder,
 )
 from edge_opt.npu.hexagon import Outcome
 from edge_opt.runtime.protocol import Array, Arrays

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from edge_opt.base.atomic import scratch_folder
 from edge_opt.npu.compiler import (
     Backend,
     Compiler,
     Figures,
     operator_counts,
     operators_left,
-    scratch_folder,
 )
 
 _VERSION_FLAG = "--mediatek_sdk_version_type"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, as_completed
 from dataclasses import dataclass, replace
 
-from edge_opt.base.atomic import AnyPath
+from edge_opt.base.atomic import AnyPath, scratch_folder
 from edge_opt.base.packages import RUNTIME, version_of
 from edge_opt.base.record import Record
 from edge_opt.base.words import Progress
@@ -20,7 +20,6 @@ from edge_opt.npu.compiler import (
     CompilerFailedError,
     Figures,
     cut_entry_point,
-    scratch_folder,
 )
 from edge_opt.npu.vendors import backend_of
 from edge_opt.passes.contract import shape_options

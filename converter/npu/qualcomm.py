@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from edge_opt.base.atomic import scratch_folder
 from edge_opt.base.errors import UsageError, did_you_mean
 from edge_opt.ir import Model
 from edge_opt.npu import emulator, probe
@@ -20,7 +21,6 @@ from edge_opt.npu.compiler import (
     Figures,
     compiling_threads,
     operators_left,
-    scratch_folder,
 )
 from edge_opt.npu.hexagon import Outcome
 from edge_opt.targets.chips import CHIPS

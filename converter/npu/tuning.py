@@ -11,7 +11,7 @@ from typing import Any
 
 from edge_opt.attention.block import FORMS, Block, logits_bytes
 from edge_opt.attention.find import find_blocks
-from edge_opt.base.atomic import AnyPath
+from edge_opt.base.atomic import AnyPath, scratch_folder
 from edge_opt.base.errors import UsageError, match_names
 from edge_opt.base.record import Record
 from edge_opt.base.words import Progress, no_progress
@@ -26,7 +26,6 @@ from edge_opt.npu.compiler import (
     CompilerMissingError,
     compiling_threads,
     cut_entry_point,
-    scratch_folder,
 )
 from edge_opt.npu.profiling import Measured, gathered, measure, versions
 from edge_opt.npu.vendors import backend_of, target_backend

@@ -142,7 +142,7 @@ def _failed(blank: Verdict, status: Status, reason: Reason, proof: Proof | None 
 
 def _bug(error: Exception) -> str:
     """The message for a bug in edge-opt; other errors are raised, and all if a traceback is wanted."""
-    if isinstance(error, EdgeOptError) or os.environ.get(TRACEBACK):
+    if isinstance(error, EdgeOptError | MemoryError) or os.environ.get(TRACEBACK):
         raise error
     what = " ".join(f"{type(error).__name__}: {error}".split())
     return f"a bug in edge-opt, please report it with the model's source: {what} ({TRACEBACK}=1 shows where)"
