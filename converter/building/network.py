@@ -229,12 +229,17 @@ class Network:
             The sum of `x x'` over inputs x of the original model's logits product.
         """
         read = [replace(text) for text in self._read]
-        changed = [replace(text) for text in self._read]
+        changed: list[Batch] = []
         for layer, products in enumerate(self.products):
             progress("rounding", layer, len(self.products))
             chosen = [*filter(wanted, products)]
+            if chosen and not changed:
+                # Before this layer, nothing is rounded.
+                changed = [replace(text) for text in read]
             with self._filled(self._layers[layer]), ExitStack() as recalled:
                 inputs = self._advance(layer, read, chosen)
+                if not changed:
+                    continue
                 for product in products:
                     now = self._inputs(layer, changed, product)
                     grids: dict[str, Grid] = {}

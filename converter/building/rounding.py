@@ -193,15 +193,19 @@ def checked_plan(given: Mapping[str, Any], network: Network) -> Plan:
 
 
 def _kept(
-    network: Network, known: Mapping[str, Grid], rounded: CodesFile, progress: Progress
+    network: Network, known: dict[str, Grid], rounded: CodesFile, progress: Progress
 ) -> tuple[Plan, Floats]:
-    """The plan with those products in 4 bits of which all weights lie on a grid, which are kept; and the moments."""
+    """The plan with those products in 4 bits of which all weights lie on a grid, which are kept; and the moments.
+
+    Takes the grids from memory.
+    """
+    on_grid = {*known}
 
     def lies_on_grid(product: Product) -> bool:
-        return product.modules.keys() <= known.keys()
+        return product.modules.keys() <= on_grid
 
-    for name, grid in known.items():
-        rounded.keep(name, grid)
+    for name in on_grid:
+        rounded.keep(name, known.pop(name))
     round_none = Plan(()).narrow()
     moments = network.rounded(round_none, rounded.keep, progress)
     return Plan(tuple(_bits(network, lies_on_grid))), moments
