@@ -46,7 +46,9 @@ def test_what_the_machine_lacks_is_a_warning_with_the_remedy(
     monkeypatch.setattr(large_blocks, "variables", lambda _: {})
     monkeypatch.setattr(processes, "free_memory", lambda: memory * GIGA)
     monkeypatch.setattr(needs.shutil, "disk_usage", lambda _: SimpleNamespace(free=disk * GIGA))
-    told = needs.Needs({"export": 12 * GIGA, "compile": 13 * GIGA}, 20 * GIGA, 14).lines(tmp_path)
+    told = needs.Needs({"export": 12 * GIGA, "compile": 13 * GIGA}, 20 * GIGA, 0, 14).lines(
+        tmp_path, "qualcomm"
+    )
     assert "12.1 GiB of memory (stage compile), 18.6 GiB of disk" in told[0]
     assert any("add swap" in line for line in told) is (memory == 1)
     assert any("of disk is free" in line for line in told) is (disk == 1)
@@ -58,13 +60,29 @@ def test_memory_that_is_not_free_may_be_in_files_which_take_disk(
 ) -> None:
     monkeypatch.setattr(processes, "free_memory", lambda: GIGA)
     monkeypatch.setattr(needs.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000 * GIGA))
-    estimate = needs.Needs({"compile": 13 * GIGA}, 20 * GIGA, 14)
+    estimate = needs.Needs({"compile": 13 * GIGA}, 20 * GIGA, 0, 14)
     monkeypatch.setattr(large_blocks, "variables", lambda _: {"LD_PRELOAD": "x.so"})
-    told = estimate.lines(tmp_path)
+    told = estimate.lines(tmp_path, "qualcomm")
     assert "30.7 GiB of disk" in told[0]
     assert f"keep a part of theirs in files in {tmp_path}" in told[1]
     monkeypatch.setattr(large_blocks, "variables", lambda _: {})
-    assert "18.6 GiB of disk" in estimate.lines(tmp_path)[0]
+    assert "18.6 GiB of disk" in estimate.lines(tmp_path, "qualcomm")[0]
+
+
+@pytest.mark.parametrize(
+    ("vendor", "rounds", "warns"),
+    [("qualcomm", False, True), ("qualcomm", True, False), ("mediatek", False, False)],
+)
+def test_weights_that_are_too_many_for_one_graph_are_a_warning(
+    monkeypatch: Patch, tmp_path: Path, vendor: str, rounds: bool, warns: bool
+) -> None:
+    """The shape of Gemma 3 4B needs 3,958,532 KiB at 8 bits, and the compiler takes 3,670,016."""
+    monkeypatch.setattr(needs, "_weights_in", lambda _: 3_880_099_328)
+    told = needs_of([tmp_path], rounds=rounds, streams=True).lines(tmp_path, vendor)
+    said = (
+        "Warning: a graph may need 3.78 GiB, and the chip's compiler takes 3.50 GiB: use a smaller"
+    )
+    assert any(line.startswith(said) for line in told) is warns
 
 
 def test_a_bundle_needs_what_its_size_says(tmp_path: Path) -> None:

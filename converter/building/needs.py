@@ -32,6 +32,10 @@ _EXPORT_IN_MEMORY = (2.6, 13.1)
 """The same for an export that does not stream the weights."""
 _DISK = 22
 """Bytes for each weight: three copies in float32 during the export, and a bundle for each stage."""
+_LARGEST_GRAPH = {"qualcomm": 3_670_016 << 10}
+"""Bytes that a vendor's compiler takes in one graph: its limit for SM8750 (QAIRT 2.51)."""
+_GRAPH = 1.045
+"""Bytes of a graph for each byte of weights: 3,958,532 KiB for Gemma 3 4B's shape at 8 bits."""
 _SECONDS = 500
 """Time for a billion weights, on two cores."""
 _SECONDS_TO_ROUND = 1050
@@ -39,14 +43,15 @@ _SECONDS_TO_ROUND = 1050
 
 
 class Needs(NamedTuple):
-    """Bytes of memory by stage, bytes of disk, and minutes on two cores without the evaluation."""
+    """Bytes of memory by stage, of disk and of a graph, and minutes on two cores without the evaluation."""
 
     memory: dict[str, int]
     disk: int
+    graph: int
     minutes: int
 
-    def lines(self, folder: Path) -> list[str]:
-        """The estimate, and a warning for each resource of which this machine has less."""
+    def lines(self, folder: Path, vendor: str) -> list[str]:
+        """The estimate, and a warning for each resource of which this machine, or the vendor's compiler, has less."""
         stage = max(self.memory, key=self.memory.__getitem__)
         most = self.memory[stage]
         disk = self.disk
@@ -62,6 +67,12 @@ class Needs(NamedTuple):
         if free < disk:
             warnings.append(
                 f"Warning: only {size(free)} of disk is free in {folder}: give another work=..."
+            )
+        most_in_graph = _LARGEST_GRAPH.get(vendor, self.graph)
+        if self.graph > most_in_graph:
+            warnings.append(
+                f"Warning: a graph may need {size(self.graph)}, and the chip's compiler takes {size(most_in_graph)}: "
+                f"use a smaller checkpoint, or weights='4' if that is not given"
             )
         estimate = (
             f"Estimated need: {size(most)} of memory (stage {stage}), {size(disk)} of disk, and on two cores "
@@ -82,7 +93,8 @@ def needs_of(files: Sequence[Path], *, rounds: bool, streams: bool) -> Needs:
         if rounds or stage != "round":
             memory[stage] = int(always * 1e9 + each * weights)
     seconds = _SECONDS + (_SECONDS_TO_ROUND if rounds else 0)
-    return Needs(memory, _DISK * weights, math.ceil((60 + seconds * weights / 1e9) / 60))
+    graph = int(_GRAPH * (weights / 2 if rounds else weights))
+    return Needs(memory, _DISK * weights, graph, math.ceil((60 + seconds * weights / 1e9) / 60))
 
 
 def fit_together(memory: Iterable[int]) -> bool:

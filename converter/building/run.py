@@ -268,7 +268,7 @@ def _configure(
     needs = needs_of(files, rounds=rounds, streams=streams)
     runner.needs = needs.memory
     if is_checkpoint:
-        configured.values["notes"] = needs.lines(runner.folder)
+        configured.values["notes"] = needs.lines(runner.folder, result.vendor)
     runner.add(configured)
     result.settings = configured.values["settings"]
     result.caches = configured.values["caches"]
