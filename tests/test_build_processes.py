@@ -183,6 +183,19 @@ def test_rope_that_does_not_turn_whole_heads_is_refused_before_the_export(
         pipeline.check_rope(described)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("ends", [None, 2])
+def test_a_family_without_a_default_must_say_which_token_ends_a_text(
+    ends: int | None, tmp_path: Path
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    transformers.Qwen2Config(**SIZES, eos_token_id=ends).save_pretrained(tmp_path)
+    lengths = SimpleNamespace(prefill_lengths=[128], cache_length=1280)
+    told = "names no token that ends a text, and LiteRT-LM does not start without one: add eos"
+    with pytest.raises(UsageError, match=told) if ends is None else nullcontext():
+        pipeline._planned_caches(lengths, tmp_path, whole=True)
+
+
 @pytest.mark.parametrize("stage", ["configure", "export"])
 def test_a_failed_export_says_that_the_family_may_be_the_cause(place: Place, stage: str) -> None:
     def fails(_: Job) -> None:

@@ -27,6 +27,7 @@ from edge_opt.building.prompts import Wording, check_lengths, plan_prompts, read
 from edge_opt.building.rings import SETTING, plan_caches
 from edge_opt.building.rotation import prepare
 from edge_opt.building.sections import keep_sections
+from edge_opt.building.source import check_end
 from edge_opt.building.stages import INSTALL, QUANTIZERS, Job, Values
 from edge_opt.integrations.npu_export import npu_optimize
 from edge_opt.ir.opening import MAIN_SECTION, Opened
@@ -162,6 +163,7 @@ def _planned_caches(config: Any, checkpoint: Path, *, whole: bool) -> Values:
 
     described = AutoConfig.from_pretrained(checkpoint)
     check_rope(described)
+    check_end(checkpoint, getattr(described.get_text_config(), "eos_token_id", None))
     shortest = min(getattr(config, "cache_lengths", None) or [config.cache_length])
     text = described.get_text_config().to_dict()
     return plan_caches(

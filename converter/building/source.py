@@ -21,6 +21,7 @@ from edge_opt.schema.data import Source
 CONFIG = "config.json"
 """The file with a checkpoint's settings."""
 _END = "eos_token_id"
+_GENERATION = "generation_config.json"
 _TEMPLATE = "chat_template"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -177,22 +178,27 @@ def _checkpoint(path: Path) -> Given:
 
 
 def _check_ends(path: Path) -> None:
+    """Raise UsageError if settings for generation name no token that ends a text; without them, families have one."""
+    if (path / _GENERATION).is_file():
+        check_end(path, read_object(path / CONFIG).get(_END))
+
+
+def check_end(path: Path, of_model: Any) -> None:
     """Raise UsageError if nothing says which token ends a text: LiteRT-LM does not start without one.
 
-    litert-torch takes it from the generation settings, or else from the model's, and from a chat template.
+    litert-torch takes it from the generation settings, or else `of_model`, from the model's configuration, and from a
+    chat template.
     """
-    settings = path / "generation_config.json"
-    if not settings.is_file():
-        return  # many families have a default
+    settings = path / _GENERATION
     tokenizer = path / "tokenizer_config.json"
     has_template = (path / f"{_TEMPLATE}.jinja").is_file() or (
         tokenizer.is_file() and _TEMPLATE in read_object(tokenizer)
     )
-    named = [read_object(file).get(_END) for file in (settings, path / CONFIG)]
-    if named == [None, None] and not has_template:
+    own = read_object(settings).get(_END) if settings.is_file() else None
+    if own is None and of_model is None and not has_template:
         raise UsageError(
-            f"{settings} names no token that ends a text, and LiteRT-LM does not start without one: add {_END}, for "
-            f"example that of the base model"
+            f"{path} names no token that ends a text, and LiteRT-LM does not start without one: add {_END} to "
+            f"{_GENERATION}, for example that of the base model"
         )
 
 
