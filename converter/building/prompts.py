@@ -123,8 +123,8 @@ def plan_prompts(
         if tokens < least:
             raise UsageError(
                 f"the prompts have too little text to calibrate a cache of {cache} tokens and prefills of "
-                f"{', '.join(map(str, lengths))}: {tokens} tokens in all, {least - tokens} are missing; give more or "
-                f"longer prompts, or a shorter cache=..."
+                f"{', '.join(map(str, lengths))}: {many(tokens, 'token')} in all, {least - tokens} are missing; "
+                f"give more or longer prompts, or a shorter cache=..."
             )
         kept.append(text)
         sizes.append(tokens)
