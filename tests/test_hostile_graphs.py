@@ -131,7 +131,7 @@ def test_an_operator_without_outputs_is_named_by_its_place(call: str, named: str
     (site,) = converted(model).sites
     assert (site.operator, site.status) == (named, Status.SKIPPED)
     assert inspect(to_bytes(model)).sites[0].operator == named
-    assert not list(npu_parts._points(model, "main"))
+    assert not list(npu_parts._ends_of_parts(model.subgraphs[0]))
 
 
 @pytest.mark.parametrize("place", PLACES)
