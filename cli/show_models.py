@@ -1,13 +1,12 @@
 """Prints the results of the commands for models; runs `demo`."""
 
 import shlex
-import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 
-from edge_opt.base.atomic import resolve_target, write_whole
+from edge_opt.base.atomic import resolve_target, scratch_folder, write_whole
 from edge_opt.base.errors import OutputError
 from edge_opt.base.words import listed, many, shortened, size
 from edge_opt.cli import output
@@ -260,10 +259,8 @@ def _expected(site: Verdict) -> str:
 def run_demo(folder: Path | None, *, overwrite: bool) -> int:
     """Convert both models and compare the outputs; return 1 if they differ."""
     if folder is None:
-        with tempfile.TemporaryDirectory(prefix="edge-opt-demo-") as scratch:
-            return _demo_in(
-                Path(scratch), "`edge-opt demo DIR` keeps the models in DIR", overwrite=True
-            )
+        with scratch_folder() as scratch:
+            return _demo_in(scratch, "`edge-opt demo DIR` keeps the models in DIR", overwrite=True)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

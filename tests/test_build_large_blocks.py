@@ -165,5 +165,8 @@ def test_memory_is_free_up_to_what_the_limit_of_a_container_leaves(
     assert abs(processes.free_memory() - unlimited) < unlimited / 4
     limits.write_text("1000000\n", encoding="ascii")
     assert processes.free_memory() == 700000
+    (group / "memory.stat").rename(group / "other")
+    assert processes.free_memory() == 1000000
+    (group / "other").rename(group / "memory.stat")
     limits.write_text("200000\n", encoding="ascii")
     assert processes.free_memory() == 0

@@ -225,6 +225,10 @@ def test_a_compiler_that_ended_for_a_full_disk_says_so(place: Place, monkeypatch
     """
     with pytest.raises(OutputError, match="the disk is full"):
         child(place, monkeypatch, code)
+    counts = iter((3, 4))
+    monkeypatch.setattr(processes, "ended_for_memory", lambda: next(counts))
+    with pytest.raises(OutOfMemoryError, match="exit status 1"):
+        child(place, monkeypatch, code)
 
 
 def test_processes_that_linux_ended_for_memory_are_counted(

@@ -11,7 +11,7 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from edge_opt.base.errors import OutputError, UsageError
 
@@ -152,21 +152,33 @@ def scratch_folder() -> Iterator[Path]:
     Raises:
         OutputError: it cannot be made, or the disk is full.
     """
-    elsewhere = "make room, or name another folder in the environment variable TMPDIR"
     try:
         folder = tempfile.TemporaryDirectory(prefix="edge-opt-")
     except OSError as error:
-        raise OutputError(
-            f"no temporary folder can be made: {_reason(error)}; {elsewhere}"
-        ) from error
+        raise _no_scratch(error) from error
     with folder as name:
         try:
             yield Path(name)
         except OSError as error:
-            if error.errno not in _FULL:
-                raise
-            text = f"temporary files cannot be written to {name}: {error.strerror}; {elsewhere}"
-            raise OutputError(text) from error
+            is_here = error.filename is None or str(error.filename).startswith(name)
+            if error.errno in _FULL and is_here:
+                raise _no_scratch(error) from error
+            raise
+
+
+def scratch_file() -> IO[bytes]:
+    """A temporary file without a name; OutputError if it cannot be made."""
+    try:
+        return tempfile.TemporaryFile()
+    except OSError as error:
+        raise _no_scratch(error) from error
+
+
+def _no_scratch(error: OSError) -> OutputError:
+    return OutputError(
+        f"temporary files cannot be written: {error.strerror or error}; make room, or name another folder in the "
+        f"environment variable TMPDIR"
+    )
 
 
 def _reason(error: Exception) -> str:

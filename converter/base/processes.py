@@ -125,9 +125,10 @@ def free_memory() -> int:
         free = 1024 * (figures["MemAvailable:"] + figures["SwapFree:"])
     for limit_file, figures_file, used in _CONTAINERS:
         with suppress(OSError, ValueError):  # "max" if there is no limit
-            limit_of_container = int((_CONTROL_GROUPS / limit_file).read_text(encoding="ascii"))
+            most = int((_CONTROL_GROUPS / limit_file).read_text(encoding="ascii"))
+            free = min(free, most)
             figures = _figures(_CONTROL_GROUPS / figures_file)
-            free = min(free, max(limit_of_container - figures[used], 0))
+            free = min(free, max(most - figures[used], 0))
     return free
 
 

@@ -159,11 +159,11 @@ def _known_values(config: Any, names: set[str]) -> Values:
 
 def _planned_caches(config: Any, checkpoint: Path, *, whole: bool) -> Values:
     """The lengths of a checkpoint's caches, see `plan_caches`."""
-    from transformers import AutoConfig
+    from transformers import AutoConfig, GenerationConfig
 
     described = AutoConfig.from_pretrained(checkpoint)
     check_rope(described)
-    check_end(checkpoint, getattr(described.get_text_config(), "eos_token_id", None))
+    check_end(checkpoint, GenerationConfig.from_model_config(described).eos_token_id)
     shortest = min(getattr(config, "cache_lengths", None) or [config.cache_length])
     text = described.get_text_config().to_dict()
     return plan_caches(

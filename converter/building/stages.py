@@ -273,7 +273,8 @@ def _answer(status: int, outcome: Path, log: Path, *, memory_ran_out: bool) -> t
         return answer["values"], answer["peak_bytes"]
     error = answer.get("error", "")
     is_full = shutil.disk_usage(outcome.parent).free < _ALMOST_FULL
-    if is_full or _NO_SPACE in error or (not error and _NO_SPACE.encode() in _end_of(log)):
+    ended = not error and not memory_ran_out
+    if is_full or _NO_SPACE in error or (ended and _NO_SPACE.encode() in _end_of(log)):
         raise OutputError("the disk is full")
     kind = _KINDS.get(answer.get("exit_code", 0), StageFailedError)
     if kind is not StageFailedError:

@@ -123,7 +123,9 @@ def plan(
     for info, hint in zip(signature.inputs, hints, strict=True):
         variant = run % _kinds(info, hint.role)
         planned = InputPlan(**asdict(hint), info=info, start=scene.start, variant=variant)
-        if further and (info.is_float or info.quantized):
+        if further and info.quantized:
+            planned = replace(planned, role="code")
+        elif further and info.is_float:
             planned = replace(planned, role="integer", variant=_SHORTER + run % 2)
         elif _has_no_role(info, hint.role):
             planned = _by_readers(planned)
@@ -147,15 +149,19 @@ def _stream(info: TensorInfo, role: Role) -> str:
     return info.name
 
 
+def is_sliding(info: TensorInfo) -> bool:
+    """True for a mask of layers with a sliding window, by its name."""
+    return "local" in info.name or "sliding" in info.name
+
+
 def _with_scene(planned: InputPlan, scene: _Scene, run: int) -> InputPlan:
     """The plan of a mask, from its width and its name."""
     info = planned.info
     width = info.shape[-1] if info.shape else 1
-    is_sliding = "local" in info.name or "sliding" in info.name
     return replace(
         planned,
         past=max(width - scene.new, 0) if scene.past else 0,
-        window=min(_WINDOW, max(width // 4, 1)) if is_sliding else 0,
+        window=min(_WINDOW, max(width // 4, 1)) if is_sliding(info) else 0,
         padding=min(scene.start // 4 + 1, width // 4) if run else 0,
     )
 
@@ -313,6 +319,8 @@ def array_of(planned: InputPlan) -> NDArray[Any]:
         if dtype.kind == "c":
             why = "its numbers are complex"
         raise DeclinedError(f"edge-opt draws no numbers for input '{info.name}': {why}")
+    if planned.role == "code":
+        return _any_codes(planned)
     values: NDArray[Any]
     if planned.role == "mask":
         values = _mask(planned)
@@ -392,8 +400,6 @@ def _data(planned: InputPlan) -> NDArray[Any]:
     middle = 0.0
     width = 1.0
     if info.quantized:
-        if planned.role == "integer":
-            return _any_codes(planned)
         low, high = info.reals(np.array(info.limits))
         middle = (low + high) / 2
         width = (high - low) / 6
@@ -405,7 +411,7 @@ def _data(planned: InputPlan) -> NDArray[Any]:
 
 
 def _any_codes(planned: InputPlan) -> NDArray[Any]:
-    """Any codes of a quantized tensor, one in eighteen of them the lowest, as many the highest."""
+    """Any codes of a quantized tensor, about one in eighteen of them the lowest, as many the highest."""
     info = planned.info
     low, high = info.limits
     beyond = (high - low) // 16

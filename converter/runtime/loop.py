@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from edge_opt.runtime.inputs import InputPlan, array_of, converted
+from edge_opt.runtime.inputs import InputPlan, array_of, converted, is_sliding
 from edge_opt.runtime.protocol import Array, Arrays
 from edge_opt.runtime.tensors import SignatureInfo, TensorInfo, role_of
 
@@ -118,7 +118,7 @@ def basic_input(
     if role in {"position", "mask"}:
         cache = past.get(info.name, 0)
         # A shorter cache is a ring, as long as the window or longer.
-        slides = "local" in info.name or cache < max(past.values(), default=0)
+        slides = is_sliding(info) or cache < max(past.values(), default=0)
         seen = (window or cache) if slides else 0
         masked, opened = _entries(info)
         planned = InputPlan(role, masked, opened, info=info, start=start, past=cache, window=seen)

@@ -7,7 +7,6 @@ import os
 import re
 import socket
 import subprocess
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import lru_cache
@@ -17,6 +16,7 @@ from typing import Any, TypeVar, get_type_hints
 import numpy as np
 
 from edge_opt.base import processes
+from edge_opt.base.atomic import scratch_file
 from edge_opt.base.errors import EdgeOptError
 from edge_opt.base.packages import warn_if_overwritten
 from edge_opt.base.record import from_dict
@@ -64,7 +64,7 @@ class ChildProcess:
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair()
         self._channel = self._socket.makefile("rwb")
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
+        self._log = scratch_file()
         try:
             with theirs:
                 self._child = processes.start_module(

@@ -101,7 +101,7 @@ class SignatureInfo:
 
 
 Role = Literal[
-    "mask", "position", "token", "index", "integer", "cache", "rotary", "embedding", "data"
+    "mask", "position", "token", "index", "integer", "code", "cache", "rotary", "embedding", "data"
 ]
 
 # A plain integer has one of these roles, or is a mask.
