@@ -5,13 +5,16 @@ The logs here are composed from the format, not copied; the slow tests run the r
 
 import json
 import shutil
+import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from textwrap import dedent
+from threading import Barrier
 from typing import Any
 
 import pytest
-from cli_runs import Captured, Patch, run
+from cli_runs import DEMO, Captured, Patch, run
 from pretend_npu import EVENTS, FIGURES, TAKEN, Compilers, compiling, without_probe
 
 from edge_opt.base.errors import UsageError
@@ -24,7 +27,7 @@ from edge_opt.npu import (
     TimeEstimate,
     profile,
 )
-from edge_opt.npu.compiler import first_complaint
+from edge_opt.npu.compiler import CompilerKilledError, first_complaint
 from edge_opt.npu.hexagon import Outcome
 from edge_opt.npu.profiling import measure
 from edge_opt.npu.qualcomm import Qualcomm
@@ -229,3 +232,40 @@ def test_profile_prints_a_table_for_each_model(
     assert (lines[4].split()[-1], lines[8].split()[-1]) == ("1.000", "0.500")
     assert max(map(len, lines[3:5])) <= 80
     assert "at least" in lines[3]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_compiler_that_is_killed_beside_another_gets_a_turn_alone(
+    count: int, monkeypatch: Patch
+) -> None:
+    meeting = Barrier(count)
+    running: set[str] = set()
+    tried = Counter[str]()
+    beside: list[int] = []
+
+    def compiles(_: Qualcomm, __: Path, signature: str, ___: Compiler) -> Figures:
+        tried[signature] += 1
+        running.add(signature)
+        try:
+            if tried[signature] == 2:
+                beside.append(len(running) - 1)
+            elif signature == "decode":
+                meeting.wait(20)
+                raise CompilerKilledError("killed by SIGKILL")
+            else:
+                meeting.wait(20)
+                time.sleep(0.3)
+            return Figures(signature, 1, 1, 1)
+        finally:
+            running.discard(signature)
+
+    monkeypatch.setattr(Qualcomm, "measure", compiles)
+    model = load(DEMO)
+    names = ["decode", "prefill_8"][:count]
+    with ThreadPoolExecutor(count) as threads:
+        found = list(threads.map(lambda name: measure(model, name, Compiler("SM8750")), names))
+    if count == 1:
+        assert (found[0].failure, tried["decode"]) == ("killed by SIGKILL", 1)
+    else:
+        assert [one.figures is not None for one in found] == [True, True]
+        assert (tried, beside) == ({"decode": 2, "prefill_8": 1}, [0])

@@ -8,6 +8,7 @@ import importlib
 import math
 import os
 import re
+import signal
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -54,6 +55,10 @@ class CompilerMissingError(UsageError):
 
 class CompilerFailedError(EdgeOptError):
     """The compiler ended without a result, or its figures cannot be read."""
+
+
+class CompilerKilledError(CompilerFailedError):
+    """The compiler was killed, as Linux does if memory runs out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +307,8 @@ class Backend(ABC):
         takes_nothing = partitioned is not None and partitioned["taken"] == "0"
         if code and not takes_nothing:
             reason = reason_of(code, output, errors)
-            raise CompilerFailedError(f"{self.compiler} ended with code {code}: {reason}")
+            kind = CompilerKilledError if code == -signal.SIGKILL else CompilerFailedError
+            raise kind(f"{self.compiler} ended with code {code}: {reason}")
 
 
 class OperatorCounts(NamedTuple):

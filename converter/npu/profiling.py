@@ -3,9 +3,11 @@
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, as_completed
 from dataclasses import dataclass, replace
+from functools import partial
+from threading import Condition
 
 from edge_opt.base.atomic import AnyPath, scratch_folder
 from edge_opt.base.packages import RUNTIME, version_of
@@ -18,6 +20,7 @@ from edge_opt.ir.opening import Opened, Part
 from edge_opt.npu.compiler import (
     Compiler,
     CompilerFailedError,
+    CompilerKilledError,
     Figures,
     cut_entry_point,
 )
@@ -154,17 +157,49 @@ def gathered(
     return {name: future.result() for name, future in waiting.items()}
 
 
+class _Turns:
+    """Compilers of this process that run side by side; one that is killed then runs once more, alone."""
+
+    def __init__(self) -> None:
+        self._changed = Condition()
+        self._running = 0
+
+    def take(self, compiles: Callable[[], Figures]) -> Figures:
+        """Run a compiler, which raises CompilerKilledError if it is killed."""
+        with self._changed:
+            self._running += 1
+            has_others = self._running > 1
+        try:
+            return compiles()
+        except CompilerKilledError:
+            if not has_others and self._running == 1:
+                raise
+        finally:
+            with self._changed:
+                self._running -= 1
+                self._changed.notify_all()
+        # Others that come meanwhile wait for the lock.
+        with self._changed:
+            self._changed.wait_for(lambda: not self._running)
+            return compiles()
+
+
+_TURNS = _Turns()
+
+
 def measure(model: Model, signature: str, compiler: Compiler) -> Measured:
     """Compile one entry point of a model alone.
 
-    A compiler that gives no result is a failure; a rejected operator or a missing estimate is not.
+    A compiler that gives no result is a failure; a rejected operator or a missing estimate is not. One that is killed
+    while others run, maybe because memory ran out, gets another turn without them.
     """
     with scratch_folder() as scratch:
         file = scratch / "model.tflite"
         alone = cut_entry_point(model, signature)
         save(alone, file)
         try:
-            figures = backend_of(compiler.chip).measure(file, signature, compiler)
+            backend = backend_of(compiler.chip)
+            figures = _TURNS.take(partial(backend.measure, file, signature, compiler))
         except CompilerFailedError as error:
             return Measured(signature, failure=str(error))
     operators = model.arguments(signature).graph.operators
