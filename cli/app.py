@@ -17,7 +17,6 @@ from typing import Annotated, Any
 import typer
 
 from edge_opt.base.errors import TRACEBACK, EdgeOptError, UsageError
-from edge_opt.base.processes import MORE_MEMORY
 from edge_opt.cli import installation, models, options, output, phones
 
 PROGRAM = "edge-opt"
@@ -181,6 +180,8 @@ def _ending(error: BaseException, received: Sequence[signal.Signals]) -> tuple[i
         for line in "".join(traceback.format_exception(error)).splitlines():
             output.complain(line)
     if isinstance(error, MemoryError):
+        from edge_opt.base.processes import MORE_MEMORY
+
         return EdgeOptError.exit_code, f"error: memory ran out: {MORE_MEMORY}"
     if isinstance(error, EdgeOptError):
         return error.exit_code, f"error: {in_options(str(error))}"

@@ -32,8 +32,8 @@ _EXPORT_IN_MEMORY = (2.6, 13.1)
 """The same for an export that does not stream the weights."""
 _DISK = 22
 """Bytes for each weight: three copies in float32 during the export, and a bundle for each stage."""
-_LARGEST_GRAPH = {"qualcomm": 3_670_016 << 10}
-"""Bytes that a vendor's compiler takes in one graph: its limit for SM8750 (QAIRT 2.51)."""
+_LARGEST_GRAPH = 3_670_016 << 10
+"""Bytes that Qualcomm's compiler takes in one graph: its limit for SM8750 (QAIRT 2.51); other chips were not tried."""
 _GRAPH = 1.045
 """Bytes of a graph for each byte of weights: 3,958,532 KiB for Gemma 3 4B's shape at 8 bits."""
 _SECONDS = 500
@@ -68,11 +68,10 @@ class Needs(NamedTuple):
             warnings.append(
                 f"Warning: only {size(free)} of disk is free in {folder}: give another work=..."
             )
-        most_in_graph = _LARGEST_GRAPH.get(vendor, self.graph)
-        if self.graph > most_in_graph:
+        if vendor == "qualcomm" and self.graph > _LARGEST_GRAPH:
             warnings.append(
-                f"Warning: a graph may need {size(self.graph)}, and the chip's compiler takes {size(most_in_graph)}: "
-                f"use a smaller checkpoint, or weights='4' if that is not given"
+                f"Warning: a graph may need {size(self.graph)}, and the compiler takes {size(_LARGEST_GRAPH)} for "
+                f"SM8750: use a smaller checkpoint, or weights='4' if that is not given"
             )
         estimate = (
             f"Estimated need: {size(most)} of memory (stage {stage}), {size(disk)} of disk, and on two cores "

@@ -476,11 +476,11 @@ def _rounded(product: Product, inputs: Any, now: Any = None) -> dict[str, Grid]:
     moments = Moments()
     moments.add(read.numpy())
     rounder = Rounder(moments.whole(), damping_for(read.shape[1], len(read)))
+    lacking = None if now is None else (inputs - now) * counts
     grids: dict[str, Grid] = {}
     for name, module in product.modules.items():
         lost = None
-        if now is not None:
-            lacking = (inputs - now) * counts
+        if lacking is not None:
             # In the order that takes the fewest steps, which differs between products.
             lost = torch.linalg.multi_dot([module.weight, lacking.T, read]).numpy()
         grids[name] = rounder.rounded(rows_of(module), lost)
