@@ -137,6 +137,9 @@ class Stages:
         write(job.model, FLOAT)
         return {"rotated": self.rotated}
 
+    def check(self, job: Job) -> None:
+        assert {*job.inputs} == {"exported", "base", "prompts"}
+
     def calibrate(self, job: Job) -> None:
         read = hashlib.sha256(Path(job.inputs["prompts"]).read_bytes()).hexdigest()
         (Path(job.output) / "ranges.json").write_text(read)

@@ -50,7 +50,7 @@ from edge_opt.npu import CompilerMissingError
 from edge_opt.npu.qualcomm import Qualcomm
 from edge_opt.targets import load_target
 
-ALL = ["configure", "export", "calibrate", "quantize", "optimize", "compile"]
+ALL = ["configure", "export", "check", "calibrate", "quantize", "optimize", "compile"]
 PROMPTS = [f"prompt number {number}" for number in range(12)]
 Change = Callable[[Place], dict[str, Any]]
 
@@ -100,7 +100,7 @@ def test_a_float_bundle_starts_at_calibration_and_a_quantized_one_at_the_rewriti
 
 def test_logits_in_4_bits_are_a_stage_of_their_own_behind_the_quantizer(place: Place) -> None:
     stages, _ = place.build(weights="4-logits")
-    assert stages.ran == [*ALL[:4], "narrow", *ALL[4:]]
+    assert stages.ran == [*ALL[:5], "narrow", *ALL[5:]]
     assert stages.jobs["narrow"].inputs["checkpoint"] == str(place.checkpoint)
     assert stages.jobs["optimize"].inputs["model"] == str(place.work / "narrow" / "model.litertlm")
     assert stages.jobs["narrow"].options == {"rotated": False}
@@ -112,7 +112,7 @@ def test_layers_in_4_bits_are_rounded_before_the_export_and_stored_behind_the_qu
     place: Place,
 ) -> None:
     stages, result = place.build(weights="4")
-    assert stages.ran == [ALL[0], "round", *ALL[1:4], "narrow", *ALL[4:]]
+    assert stages.ran == [ALL[0], "round", *ALL[1:5], "narrow", *ALL[5:]]
     assert stages.jobs["round"].options == {"ratio": 1.05, "plan": None, "rotate": True}
     assert stages.jobs["export"].inputs["base"] == str(place.work / "round" / "checkpoint")
     assert stages.jobs["export"].options["rotate"] is False, "the rounded checkpoint is"
@@ -333,7 +333,7 @@ def test_a_compiled_bundle_is_refused_with_the_one_that_can_be_rewritten(place: 
 
 def test_a_bundle_that_calibration_broke_is_no_result_then_and_later(place: Place) -> None:
     broken = QUANTIZED.replace("%y: int16[1,1,4,16] q(0.1, 0)", "%y: int16[1,1,4,16] q(3e-14, 0)")
-    for ran in (["configure", "export", "calibrate", "quantize"], []):
+    for ran in (["configure", "export", "check", "calibrate", "quantize"], []):
         stages = Stages(instead={"quantize": lambda job: write(job.model, broken)})
         with pytest.raises(
             BuildCheckError, match=r"is broken, no bundle was written: .*'kv_cache_k_0'"
@@ -390,8 +390,8 @@ CONFIG, WEIGHT_FILE = "gemma/config.json", "gemma/model.safetensors"
 CHANGES: dict[str, tuple[Change, list[str]]] = {
     "nothing": (options(), []),
     "chip": (options(soc="SM8650"), ["configure", "optimize", "compile"]),
-    "weights": (put(WEIGHT_FILE, (3).to_bytes(8, "little") + b"{} "), ["configure", "export"]),
-    "prompts": (put("prompts.jsonl", '"something else"'), ["configure", "calibrate", "quantize"]),
+    "weights": (put(WEIGHT_FILE, (3).to_bytes(8, "little") + b"{} "), ["configure", "export", "check"]),
+    "prompts": (put("prompts.jsonl", '"something else"'), ["configure", "check", "calibrate", "quantize"]),
     "length": (options(cache=512), ["configure", "export"]),
     "calibration": (options(settings={"max_calibration_decode_steps": 2}), ["configure", "calibrate"]),
     "compiler": (put("sdk/libQnnHtp.so", "another"), ["optimize", "compile"]),

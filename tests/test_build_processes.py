@@ -196,7 +196,7 @@ def test_a_family_without_a_default_must_say_which_token_ends_a_text(
         pipeline._planned_caches(lengths, tmp_path, whole=True)
 
 
-@pytest.mark.parametrize("stage", ["configure", "export"])
+@pytest.mark.parametrize("stage", ["configure", "export", "check"])
 def test_a_failed_export_says_that_the_family_may_be_the_cause(place: Place, stage: str) -> None:
     def fails(_: Job) -> None:
         raise StageFailedError("no attribute 'model'")

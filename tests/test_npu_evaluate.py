@@ -1,6 +1,7 @@
 """evaluate --on npu: text is read as a phone reads it, and what a bundle predicts is judged against the checkpoint."""
 
 import math
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,8 +17,10 @@ from pretend_stages import at_once, checkpoint
 
 from edge_opt import evaluate
 from edge_opt.base.errors import UsageError
+from edge_opt.base.words import no_progress
 from edge_opt.building import evaluation, stages
 from edge_opt.building.evaluation import ratio_of
+from edge_opt.building.stages import Job, StageFailedError
 from edge_opt.npu import Compiler, CompilerFailedError
 from edge_opt.npu.qualcomm import Qualcomm
 from edge_opt.npu.scoring import Closeness, Text, read
@@ -84,9 +87,10 @@ class Pretended:
 
     def __init__(self, bundle: Path, words: int = models.WORDS) -> None:
         self.bundle, self.words = bundle, words
+        self.factor = 0.9
         self.read: list[tuple[str, int]] = []
 
-    def text(self, text: str, count: int, cache: int) -> Text:
+    def text(self, text: str, count: int, cache: int, most: int = 120) -> Text:
         """One of the texts after the other."""
         assert cache == models.CACHE
         self.read.append((text, count))
@@ -95,7 +99,7 @@ class Pretended:
     def logits(self, text: Text) -> Any:
         """As torch has them."""
         (rows,) = read(self.bundle, [text])
-        return SimpleNamespace(numpy=lambda: 0.9 * rows[:, : self.words])
+        return SimpleNamespace(numpy=lambda: self.factor * rows[:, : self.words])
 
 
 @pytest.fixture
@@ -106,6 +110,24 @@ def pretended(gemma: Path, monkeypatch: Patch) -> Pretended:
     monkeypatch.setattr(evaluation, "check_runtimes", lambda bundles: {})
     monkeypatch.setattr(stages, "carry_out", at_once)
     return model
+
+
+@pytest.mark.parametrize("factor", [-9.0, math.nan])
+def test_an_export_that_predicts_other_tokens_than_its_checkpoint_ends_the_build(
+    gemma: Path, tmp_path: Path, pretended: Pretended, factor: float
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('"one two"\n"one two three four"\n')
+    inputs = {"exported": str(gemma), "base": "hf", "prompts": str(prompts)}
+    job = Job("check", "", inputs)
+    (note,) = evaluation.check_export(job, no_progress)["notes"]
+    assert re.fullmatch(
+        r"Compared with the checkpoint: mean KL divergence 0\.0\d+ nats on 3 tokens after 9", note
+    )
+    assert pretended.read == [("one two three four", 16)]
+    pretended.factor = factor
+    with pytest.raises(StageFailedError, match="are not the checkpoint's: mean KL divergence"):
+        evaluation.check_export(job, no_progress)
 
 
 @pytest.fixture

@@ -17,14 +17,15 @@ from edge_opt.base.atomic import AnyPath, path_of, scratch_folder
 from edge_opt.base.errors import UsageError
 from edge_opt.base.packages import versions_of
 from edge_opt.base.record import Record, from_dict
-from edge_opt.base.words import Progress, no_progress
+from edge_opt.base.words import Progress, many, no_progress
 from edge_opt.building import stages
 from edge_opt.building.checkpoint import load
 from edge_opt.building.held_out import Halves, in_turn, read_texts
 from edge_opt.building.litert_lm import float_softmax, score_text
+from edge_opt.building.prompts import read_prompts, text_of
 from edge_opt.building.recipe import EMULATE, EVALUATE
 from edge_opt.building.source import ADAPTER_CONFIG, Kind, look_at
-from edge_opt.building.stages import Job, Values
+from edge_opt.building.stages import Job, StageFailedError, Values
 from edge_opt.ir import DType
 from edge_opt.ir.opening import Opened
 from edge_opt.npu.compiler import Compiler
@@ -35,6 +36,9 @@ ERROR = 0.01
 """Standard error of the perplexity ratio, by tokens, at which scoring stops."""
 TOKENS = 20
 """Default number of tokens to score in the emulator: each takes many seconds."""
+_WORST_EXPORT = 0.5
+"""Nats of mean KL divergence from the checkpoint above which an export is another model, not a less precise one."""
+_CHECKED = 16  # tokens of an export whose predictions are compared
 _BATCH = 4  # prompts scored before the error is looked at again
 _PROMPTS = 5
 _MOST_READ = 120
@@ -333,11 +337,38 @@ class Checkpoint:
             logits = self._model(input_ids=ids, logits_to_keep=len(text.scored) + 1).logits
         return logits[0, :-1].float()
 
-    def text(self, text: str, count: int, cache: int) -> Text:
-        """The first half of a text's tokens, at most 120 or half the cache, and the next `count` that fit into it."""
+    def text(self, text: str, count: int, cache: int, most: int = _MOST_READ) -> Text:
+        """The first half of a text's tokens, at most `most` or half the cache, and the next `count` that fit."""
         ids = self._tokenizer(text)["input_ids"][:cache]
-        at = min(len(ids) // 2, _MOST_READ)
+        at = min(len(ids) // 2, most)
         return Text(tuple(ids[:at]), tuple(ids[at : at + count]))
+
+
+def check_export(job: Job, _: Progress) -> Values:
+    """Compare the export's predictions with the checkpoint's, in the middle of the longest calibration prompt.
+
+    Raises:
+        StageFailedError: they are those of another model.
+        UsageError: the prompts are too short.
+    """
+    bundle = job.inputs["exported"]
+    checkpoint = Checkpoint(job.inputs["base"])
+    prompts = map(text_of, read_prompts(Path(job.inputs["prompts"])))
+    cache = look_at(Path(bundle)).cache
+    text = checkpoint.text(max(prompts, key=len), _CHECKED, cache, most=cache)
+    if not text.before:
+        raise UsageError("the prompts have a single token: give longer ones")
+    expected = checkpoint.logits(text).numpy()
+    del checkpoint
+    try:
+        (own,) = read(bundle, [text])
+    except UsageError as error:
+        return {"notes": [f"Not compared with the checkpoint: {error}"]}
+    kl = np.mean(Closeness.of(expected, own, text.scored).kl)
+    found = f"mean KL divergence {kl:.4f} nats on {many(len(text.scored), 'token')} after {len(text.before)}"
+    if not kl <= _WORST_EXPORT:  # NaN, too
+        raise StageFailedError(f"the export's predictions are not the checkpoint's: {found}")
+    return {"notes": [f"Compared with the checkpoint: {found}"]}
 
 
 def emulate(job: Job, progress: Progress) -> Values:

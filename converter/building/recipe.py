@@ -24,6 +24,8 @@ CONFIGURE = Stage("configure", ("source", "prompts"))
 ROUND = Stage("round", ("checkpoint", "prompts"), {"base": CHECKPOINT, "rounded": "."})
 """Rounds weights of the layers to 4 bits."""
 _EXPORT = Stage("export", ("base",), {"model": MODEL, "exported": MODEL})
+_CHECK = Stage("check", ("exported", "base", "prompts"))
+"""Compares what the export predicts with what the exported checkpoint does."""
 _CALIBRATE = Stage("calibrate", ("model", "prompts"), {"ranges": "."})
 _QUANTIZE = Stage(QUANTIZE, ("model", "ranges"), {"model": MODEL})
 _NARROW_LOGITS = Stage("narrow", ("model", "checkpoint", "prompts"), {"model": MODEL})
@@ -73,6 +75,7 @@ def run_quantization(
         # A checkpoint that is rounded is rotated by then.
         export = {**settings["export"], "window": window, "rotate": rotate and not rounds}
         rotated = runner.run(_EXPORT, export).values["rotated"]
+        runner.run(_CHECK, {})
     if kind is not Kind.QUANTIZED:
         runner.run(_CALIBRATE, settings["calibrate"])
         # Rounded weights are recognized as they were exported; biases are restored after that.

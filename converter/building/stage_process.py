@@ -23,6 +23,7 @@ STAGES: dict[str, Callable[[Job, Progress], Values]] = {
     "configure": pipeline.configure,
     "round": rounding.round_weights,
     "export": pipeline.export,
+    "check": evaluation.check_export,
     "calibrate": pipeline.calibrate,
     "quantize": pipeline.quantize,
     "narrow": narrowing.narrow,

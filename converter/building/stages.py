@@ -368,7 +368,7 @@ class Stages:
             return OutputError(f"stage '{stage}': {error.strerror or error}{after}")
         if isinstance(error, OutOfMemoryError) and stage in self.needs:
             after = f"; it needs about {size(self.needs[stage])}{after}"
-        elif type(error) is StageFailedError and stage in {"configure", "export"}:
+        elif type(error) is StageFailedError and stage in {"configure", "export", "check"}:
             after += f"; {_FAMILIES}"
         return type(error)(f"stage '{stage}': {error}{after}")
 
