@@ -125,6 +125,11 @@ def test_an_export_that_predicts_other_tokens_than_its_checkpoint_ends_the_build
         r"Compared with the checkpoint: mean KL divergence 0\.0\d+ nats on 3 tokens after 9", note
     )
     assert pretended.read == [("one two three four", 16)]
+    pretended.factor = 0.7
+    (note,) = evaluation.check_export(job, no_progress)["notes"]
+    assert note.startswith(
+        "Warning: the export's predictions differ from the checkpoint's: mean KL"
+    )
     pretended.factor = factor
     with pytest.raises(StageFailedError, match="are not the checkpoint's: mean KL divergence"):
         evaluation.check_export(job, no_progress)

@@ -38,6 +38,8 @@ TOKENS = 20
 """Default number of tokens to score in the emulator: each takes many seconds."""
 _WORST_EXPORT = 0.5
 """Nats of mean KL divergence from the checkpoint above which an export is another model, not a less precise one."""
+_DOUBTFUL_EXPORT = 0.05
+"""Nats above which there is a warning. Gemma 3 270M's export has 0.009; 0.04 to 0.11 with another window or RoPE."""
 _CHECKED = 16  # tokens of an export whose predictions are compared
 _BATCH = 4  # prompts scored before the error is looked at again
 _PROMPTS = 5
@@ -368,6 +370,10 @@ def check_export(job: Job, _: Progress) -> Values:
     found = f"mean KL divergence {kl:.4f} nats on {many(len(text.scored), 'token')} after {len(text.before)}"
     if not kl <= _WORST_EXPORT:  # NaN, too
         raise StageFailedError(f"the export's predictions are not the checkpoint's: {found}")
+    if kl > _DOUBTFUL_EXPORT:
+        return {
+            "notes": [f"Warning: the export's predictions differ from the checkpoint's: {found}"]
+        }
     return {"notes": [f"Compared with the checkpoint: {found}"]}
 
 
