@@ -15,6 +15,7 @@ from edge_opt.schema.litertlm import SUFFIX
 _MEMORY = {
     "round": (3.0, 2.3),
     "export": (4.0, 6.5),
+    "check": (0.7, 2.9),
     "calibrate": (1.4, 3.8),
     "quantize": (1.3, 4.7),
     "narrow": (0.4, 1.9),
