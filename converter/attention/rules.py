@@ -347,6 +347,9 @@ RULES: dict[str, Rule] = {
 }
 
 
+_PRODUCTS = operators_that(Effect.PRODUCT)
+
+
 def is_product(operator: Operator) -> bool:
     """True for a product of matrices: a BATCH_MATMUL, or a FULLY_CONNECTED whose weights are computed."""
     return operator.name == "BATCH_MATMUL" or multiplies_activations(operator)
@@ -354,13 +357,12 @@ def is_product(operator: Operator) -> bool:
 
 def multiplies_activations(operator: Operator) -> bool:
     """True for a product of two computed matrices, so not of weights."""
-    is_product = operator.name in ("BATCH_MATMUL", "FULLY_CONNECTED")
-    return is_product and not any(
-        tensor is None or is_weight(tensor) for tensor in operator.inputs[:2]
-    )
+    if operator.name not in _PRODUCTS:
+        return False
+    return all(tensor and not is_weight(tensor) for tensor in operator.inputs[:2])
 
 
-PROJECTIONS = operators_that(Effect.PRODUCT) | {"CONV_2D"}
+PROJECTIONS = _PRODUCTS | {"CONV_2D"}
 
 
 def is_projection(operator: Operator) -> bool:

@@ -112,7 +112,6 @@ def choose(measured: Sequence[Choice], together: Callable[[Plan], float], allowa
     # By the number of products in 4 bits, from 0: the sum of their harms, and their weights.
     sums = [0.0, *accumulate(one.harm for one in ordered)]
     weights = [0, *accumulate(one.weights for one in ordered)]
-    most = bisect_left(weights, (1 - _KEPT) * weights[-1])
 
     def of_size(size: int) -> Plan:
         chosen = {*ordered[:size]}
@@ -120,7 +119,8 @@ def choose(measured: Sequence[Choice], together: Callable[[Plan], float], allowa
         return Plan(tuple(products))
 
     fits = 0
-    too_many = most + 1
+    # One more than may be in 4 bits, so that `_KEPT` stays at 8.
+    too_many = bisect_left(weights, (1 - _KEPT) * weights[-1]) + 1
     costs = {0: 0.0}
     while too_many - fits > 1:
         is_part = (

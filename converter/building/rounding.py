@@ -175,7 +175,7 @@ def _measured_plan(
 def checked_plan(given: Mapping[str, Any], network: Network) -> Plan:
     """A plan as JSON values, for this model; UsageError if it is not one, or has other products."""
     plan = plan_of(given)
-    products = [*_bits(network, plan.in_4_bits())]
+    products = _bits(network, plan.in_4_bits())
     wanted = Counter((one.layer, one.name) for one in products)
     found = Counter((one.layer, one.name) for one in plan.products)
     for wrong, how in ((wanted - found, "missing"), (found - wanted, "one too many")):
