@@ -37,8 +37,7 @@ from pretend_stages import (
 
 from edge_opt import evaluate
 from edge_opt.base.errors import ModelFormatError, OutputError, UsageError
-from edge_opt.building import BuildCheckError, StageFailedError
-from edge_opt.building import recipe
+from edge_opt.building import BuildCheckError, StageFailedError, recipe
 from edge_opt.building import run as build_run
 from edge_opt.building.evaluation import Evaluation, ModelScore
 from edge_opt.building.needs import needs_of
@@ -74,8 +73,9 @@ def command(place: Place, *more: object) -> list[object]:
 def test_every_stage_has_a_function_an_estimate_and_a_row_on_the_page() -> None:
     stages = {one.name for one in vars(recipe).values() if isinstance(one, Stage)}
     assert stages == STAGES.keys()
-    _, _, page = (ROOT / "docs" / "build.md").read_text(encoding="utf-8").partition("| stage | by |")
-    rows = re.findall(r"^\| (\w+) \|", page.partition("\n\n")[0], re.MULTILINE)
+    page = (ROOT / "docs" / "build.md").read_text(encoding="utf-8")
+    table = page.partition("| stage | by |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| (\w+) \|", table, re.MULTILINE)
     assert {*rows} == stages
     needs = needs_of([], rounds=True, streams=True)
     assert stages - needs.memory.keys() == {"configure", "merge"}, "they need little"
