@@ -15,6 +15,7 @@ from pass_runs import refusal
 
 from edge_opt.attention import factors as fx
 from edge_opt.attention.assembly import Assembly, cancel_transposes
+from edge_opt.attention.axes import MAPPERS
 from edge_opt.attention.block import FORMS
 from edge_opt.attention.factors import Factor, Factored
 from edge_opt.attention.joining import join_heads
@@ -22,6 +23,7 @@ from edge_opt.attention.labelled import Labelled, OneHead
 from edge_opt.attention.labels import HeadLayouts
 from edge_opt.attention.rules import RULES
 from edge_opt.ir import Constants, DType, Model, Operator, Subgraph, Tensor, to_bytes
+from edge_opt.ir.operators import KINDS
 from edge_opt.ir.parse import parse
 from edge_opt.ir.text import operator_text
 from edge_opt.ir.walk import needed_for, reads
@@ -190,6 +192,14 @@ def test_every_head_has_its_part_of_the_whole(example: Example) -> None:
             of = Labelled(operator.outputs[example.output], factored, keep_axes)
             passed_on = RULES[operator.name].passed_on(of, head) is not None
             assert passed_on == all(new.name == "RESHAPE" for new in made)
+
+
+def test_an_operator_with_a_rule_is_followed_without_regard_to_heads_too() -> None:
+    """Blocks are found without heads: where only the rule knows an operator, its attention would be skipped."""
+    ignored = {name for name in RULES if not KINDS[name].is_followed}
+    assert ignored == set(), "operators.toml gives them an effect that rewrites ignore"
+    unknown = {name for name in RULES if not {name, KINDS[name].effect} & MAPPERS.keys()}
+    assert unknown == set(), "attention/axes.py does not say where their axes lie"
 
 
 def test_operands_are_those_of_the_operator_that_makes_a_tensor_now() -> None:

@@ -6,6 +6,7 @@ The stages are small functions here; test_build_real.py runs the real ones.
 import errno
 import json
 import math
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 from bundles import BLOCK, GENERIC, bundle, model_part
 from cli_runs import DEMO, Captured, Patch, run
+from doc_pages import ROOT
 from pretend_stages import (
     COMPILED,
     FLOAT,
@@ -35,12 +37,14 @@ from pretend_stages import (
 
 from edge_opt import evaluate
 from edge_opt.base.errors import ModelFormatError, OutputError, UsageError
-from edge_opt.building import BuildCheckError, StageFailedError
+from edge_opt.building import BuildCheckError, StageFailedError, recipe
 from edge_opt.building import run as build_run
 from edge_opt.building.evaluation import Evaluation, ModelScore
+from edge_opt.building.needs import needs_of
 from edge_opt.building.rings import SETTING
 from edge_opt.building.sections import faults, keep_sections
-from edge_opt.building.stages import Job
+from edge_opt.building.stage_process import STAGES
+from edge_opt.building.stages import Job, Stage
 from edge_opt.comparison.compare import compare
 from edge_opt.conversion import convert
 from edge_opt.inspection import inspect
@@ -64,6 +68,17 @@ def many(place: Place, *texts: str, name: str = "prompts.jsonl") -> Path:
 def command(place: Place, *more: object) -> list[object]:
     words = ["build", place.checkpoint, "-o", place.output, "--soc", "SM8750", "--sdk", place.sdk]
     return [*words, "--prompts", place.prompts, *more]
+
+
+def test_every_stage_has_a_function_an_estimate_and_a_row_on_the_page() -> None:
+    stages = {one.name for one in vars(recipe).values() if isinstance(one, Stage)}
+    assert stages == STAGES.keys()
+    page = (ROOT / "docs" / "build.md").read_text(encoding="utf-8")
+    table = page.partition("| stage | by |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| (\w+) \|", table, re.MULTILINE)
+    assert {*rows} == stages
+    needs = needs_of([], rounds=True, streams=True)
+    assert stages - needs.memory.keys() == {"configure", "merge"}, "they need little"
 
 
 def test_a_checkpoint_runs_through_every_stage(place: Place) -> None:

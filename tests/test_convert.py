@@ -307,7 +307,9 @@ def test_the_headline_has_the_largest_difference_where_bits_are_not_demanded() -
 
 
 def test_one_unverified_site_among_converted_ones_is_no_error() -> None:
-    proof = Proof(Exact(), holds=False, bitwise=False, max_abs=0, reason="no time", open=True)
+    proof = Proof(
+        Exact(), holds=False, bitwise=False, max_abs=0, reason="no time", is_inconclusive=True
+    )
     result = ConversionResult(
         None, None, "generic", "regions", sites=[verdict(Status.SKIPPED, proof=proof)]
     )

@@ -73,7 +73,7 @@ def test_a_check_holds_up_to_its_tolerance(check: Check, found: Difference, hold
         proof = judged(made, check)
         assert (proof.holds, proof.max_abs, proof.steps) == (holds, found.max_abs, found.steps)
         assert proof.bitwise is found.bitwise
-        assert not proof.open
+        assert not proof.is_inconclusive
         assert proof.ran == tuple(map(Ran, made.found[""]))
 
 
@@ -133,7 +133,7 @@ def test_clipped_values_are_not_bitwise_and_results_that_tell_nothing_no_proof()
     assert judged(outcome(CODES, CODES), STEPS).bitwise
     assert not judged(outcome(CODES, CODES), STEPS, limits=(-5, 5)).bitwise
     proof = judged(outcome(SAME, SAME, inconclusive="output 0 is NaN"))
-    assert (proof.holds, proof.open) == (False, True)
+    assert (proof.holds, proof.is_inconclusive) == (False, True)
     said = "cannot be verified: output 0 is NaN, so a wrong rewrite would give the same result"
     assert proof.reason == said
 

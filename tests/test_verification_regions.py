@@ -125,7 +125,7 @@ def test_kernels_that_refuse_and_workers_that_crash(answers: list[Any], said: st
     assert proof.reason.startswith(said)
     assert proof.holds is (answers[-1] == 0)
     is_finished = isinstance(answers[-1], int | RuntimeRefused | ModelFormatError)
-    assert proof.open is not is_finished, "that says nothing of the region"
+    assert proof.is_inconclusive is not is_finished, "that says nothing of the region"
 
 
 ROUNDING = replace(QUESTION, before=parse(SUM), after=parse(SUM))
@@ -481,7 +481,7 @@ def test_a_run_without_a_result_stands_for_no_other_region(monkeypatch: pytest.M
     monkeypatch.setattr(examination, "run_versions", answered)
     with Verifier() as verifier:
         proofs = [verifier.verify(first, Exact()) for _ in range(4)]
-    assert [(proof.holds, proof.open) for proof in proofs] == [(False, True)] * 2 + [
+    assert [(proof.holds, proof.is_inconclusive) for proof in proofs] == [(False, True)] * 2 + [
         (True, False)
     ] * 2
     assert [bool(proof.like) for proof in proofs] == [False] * 3 + [True]
@@ -566,7 +566,7 @@ def test_where_nothing_reads_the_results_nothing_is_proved(verifier: Verifier) -
     unread = model.subgraphs[0].operators[0]
     same = Operator(unread.code, unread.inputs, unread.outputs)
     proof = verifier.verify(replacing(model, [unread], same), Exact())
-    assert (proof.holds, proof.open) == (False, True)
+    assert (proof.holds, proof.is_inconclusive) == (False, True)
     assert "nothing reads" in proof.reason
 
 
@@ -615,5 +615,5 @@ def test_a_table_without_a_reference_or_a_number_of_values_is_no_proof(check: Ta
     (old,) = model.subgraphs[0].operators
     with Verifier() as verifier:
         found = verifier.verify(replacing(model, [old], old.on(lambda tensor: tensor)), check)
-    assert (found.holds, found.open) == (False, True)
+    assert (found.holds, found.is_inconclusive) == (False, True)
     assert "no reference" in found.reason

@@ -130,7 +130,7 @@ def moved_axes(operator: Operator, tensor: Tensor) -> AxisMap | None:
     # One of many tensors that are joined lies on the same axes whatever the others are.
     if not has_known_axes(operator, [tensor] if effect is Effect.JOINING else None):
         return None
-    mapper = _MAPPERS.get(operator.name) or _MAPPERS.get(effect)
+    mapper = MAPPERS.get(operator.name) or MAPPERS.get(effect)
     try:
         return None if mapper is None else mapper(operator, tensor)
     except RefusedError:
@@ -211,7 +211,7 @@ def _strides(shape: Shape) -> list[range]:
     return list(map(range, starts[1:], starts))
 
 
-_MAPPERS: dict[str | Effect, Callable[[Operator, Tensor], AxisMap | None]] = {
+MAPPERS: dict[str | Effect, Callable[[Operator, Tensor], AxisMap | None]] = {
     "BROADCAST_TO": _broadcast,
     "DEPTHWISE_CONV_2D": _broadcast,
     "DYNAMIC_UPDATE_SLICE": _kept,
@@ -229,4 +229,4 @@ _MAPPERS: dict[str | Effect, Callable[[Operator, Tensor], AxisMap | None]] = {
     Effect.REARRANGING: _regrouped,
     Effect.REDUCTION: _reduced,
 }
-"""By an operator's name, else by its effect."""
+"""By an operator's name, else by its effect; each operator with a rule for heads needs an entry."""

@@ -1,7 +1,8 @@
 """The rules: how the head label passes through each operator, and the operator for a single head.
 
 A rule derives the factors of the operands from those of the result. A labelled axis may move, but must stay whole.
-Operators that only join or repeat tensors for the heads are dropped. docs/head-axis.md has the table.
+Operators that only join or repeat tensors for the heads are dropped. docs/head-axis.md has the table, and what else a
+new rule needs.
 """
 
 import math
@@ -332,8 +333,8 @@ ELEMENTWISE = operators_that(Effect.ELEMENTWISE)
 JOINING = operators_that(Effect.JOINING)
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys((*ELEMENTWISE, "SELECT"), Elementwise(_aligned, drops_axes=True)),
-    **dict.fromkeys(MOVEMENT, Regroup()),
+    **dict.fromkeys(ELEMENTWISE, Elementwise(_aligned, drops_axes=True)),
+    **dict.fromkeys(("RESHAPE", "SQUEEZE", "EXPAND_DIMS"), Regroup()),
     **dict.fromkeys(operators_that(Effect.ALONG_ROWS), ByAxes(_along_rows, drops_axes=True)),
     **dict.fromkeys(("SLICE", "STRIDED_SLICE"), Slice(_sliced)),
     **dict.fromkeys(("SPLIT", "SPLIT_V", *operators_that(Effect.PADDING)), ByAxes(_same_axes)),
@@ -346,6 +347,9 @@ RULES: dict[str, Rule] = {
 }
 
 
+_PRODUCTS = operators_that(Effect.PRODUCT)
+
+
 def is_product(operator: Operator) -> bool:
     """True for a product of matrices: a BATCH_MATMUL, or a FULLY_CONNECTED whose weights are computed."""
     return operator.name == "BATCH_MATMUL" or multiplies_activations(operator)
@@ -353,13 +357,12 @@ def is_product(operator: Operator) -> bool:
 
 def multiplies_activations(operator: Operator) -> bool:
     """True for a product of two computed matrices, so not of weights."""
-    is_product = operator.name in ("BATCH_MATMUL", "FULLY_CONNECTED")
-    return is_product and not any(
-        tensor is None or is_weight(tensor) for tensor in operator.inputs[:2]
-    )
+    if operator.name not in _PRODUCTS:
+        return False
+    return all(tensor and not is_weight(tensor) for tensor in operator.inputs[:2])
 
 
-PROJECTIONS = operators_that(Effect.PRODUCT) | {"CONV_2D"}
+PROJECTIONS = _PRODUCTS | {"CONV_2D"}
 
 
 def is_projection(operator: Operator) -> bool:

@@ -89,7 +89,7 @@ class Plan:
     logits: float | None = None
     together: float | None = None
 
-    def narrow(self) -> Callable[[Product], bool]:
+    def in_4_bits(self) -> Callable[[Product], bool]:
         """Tells which products are in 4 bits."""
         chosen = {(one.layer, one.name) for one in self.products if one.bits == 4}
         return lambda product: (product.layer, product.name) in chosen
@@ -112,19 +112,23 @@ def choose(measured: Sequence[Choice], together: Callable[[Plan], float], allowa
     # By the number of products in 4 bits, from 0: the sum of their harms, and their weights.
     sums = [0.0, *accumulate(one.harm for one in ordered)]
     weights = [0, *accumulate(one.weights for one in ordered)]
-    most = bisect_left(weights, (1 - _KEPT) * weights[-1])
 
-    def plan(size: int) -> Plan:
-        narrow = {*ordered[:size]}
-        products = [replace(one, bits=4 if one in narrow else 8) for one in measured]
+    def of_size(size: int) -> Plan:
+        chosen = {*ordered[:size]}
+        products = [replace(one, bits=4 if one in chosen else 8) for one in measured]
         return Plan(tuple(products))
 
     fits = 0
-    too_many = most + 1
+    # One more than may be in 4 bits, so that `_KEPT` stays at 8.
+    too_many = bisect_left(weights, (1 - _KEPT) * weights[-1]) + 1
     costs = {0: 0.0}
-    near = _NEAR
-    while too_many - fits > 1 and costs[fits] < near * allowance:
-        if too_many in costs:
+    while too_many - fits > 1:
+        is_part = (
+            too_many in costs
+        )  # the next plan is a part of one that was rounded, and costs too much
+        if costs[fits] >= (_NEARER if is_part else _NEAR) * allowance:
+            break
+        if is_part:
             # The line through both costs.
             part = (allowance - costs[fits]) / (costs[too_many] - costs[fits])
             target = sums[fits] + part * (sums[too_many] - sums[fits])
@@ -133,15 +137,14 @@ def choose(measured: Sequence[Choice], together: Callable[[Plan], float], allowa
             target = allowance / (growth or _GROWTH)
         guess = bisect_right(sums, target) - 1
         size = min(max(guess, fits + 1), too_many - 1)
-        costs[size] = together(plan(size))
+        costs[size] = together(of_size(size))
         if costs[size] <= allowance:
             fits = size
             continue
-        if too_many not in costs:
-            fits = 0  # the smaller plan's cost was that of another rounding
+        if not is_part:
+            fits = 0  # a smaller plan that was rounded alone cost something else than as a part of this one
         too_many = size
-        near = _NEARER
-    return replace(plan(fits), together=costs[fits] if fits else None)
+    return replace(of_size(fits), together=costs[fits] if fits else None)
 
 
 def plan_of(values: Any, where: str = "the plan") -> Plan:

@@ -3,6 +3,8 @@
 base, adapter - merge -> checkpoint, base
 checkpoint, base - round -> base, rounded     base - export -> model, exported     model - calibrate -> ranges
 model - quantize -> model - narrow -> model - optimize -> model, converted - compile -> the bundle for the NPU
+
+A new stage also needs its function in `stage_process`, its memory in `needs`, and a row in docs/build.md.
 """
 
 from collections.abc import Mapping

@@ -81,11 +81,11 @@ def round_weights(job: Job, progress: Progress) -> dict[str, Any]:
             plan, moments = _kept(network, known, rounded, progress)
         elif given is not None:
             plan = checked_plan(given, network)
-            moments = network.rounded(plan.narrow(), rounded.keep, progress)
+            moments = network.rounded(plan.in_4_bits(), rounded.keep, progress)
         else:
             moments, harm = network.measured(progress)
             plan = _measured_plan(network, harm, rounded, job.options["ratio"], progress)
-        chosen = network.modules(plan.narrow())
+        chosen = network.modules(plan.in_4_bits())
         codes = CodesFile(output / CODES, weights, chosen)
         codes.keep_moments(moments)
         wide = [f"{name}.weight" for name in chosen]
@@ -161,9 +161,9 @@ def _measured_plan(
 
     def together(plan: Plan) -> float:
         nonlocal made
-        names = {*network.modules(plan.narrow())}
+        names = {*network.modules(plan.in_4_bits())}
         if not names <= made:
-            network.rounded(plan.narrow(), rounded.keep, progress)
+            network.rounded(plan.in_4_bits(), rounded.keep, progress)
             made = names
         return network.harm_of(names, rounded.grid)
 
@@ -175,7 +175,7 @@ def _measured_plan(
 def checked_plan(given: Mapping[str, Any], network: Network) -> Plan:
     """A plan as JSON values, for this model; UsageError if it is not one, or has other products."""
     plan = plan_of(given)
-    products = [*_bits(network, plan.narrow())]
+    products = _bits(network, plan.in_4_bits())
     wanted = Counter((one.layer, one.name) for one in products)
     found = Counter((one.layer, one.name) for one in plan.products)
     for wrong, how in ((wanted - found, "missing"), (found - wanted, "one too many")):
@@ -206,18 +206,18 @@ def _kept(
 
     for name in on_grid:
         rounded.keep(name, known.pop(name))
-    round_none = Plan(()).narrow()
+    round_none = Plan(()).in_4_bits()
     moments = network.rounded(round_none, rounded.keep, progress)
     return Plan(tuple(_bits(network, lies_on_grid))), moments
 
 
-def _bits(network: Network, narrow: Callable[[Product], bool]) -> list[Choice]:
+def _bits(network: Network, in_4_bits: Callable[[Product], bool]) -> list[Choice]:
     """The choice for each product of a checkpoint."""
     choices: list[Choice] = []
     for products in network.products:
-        choices += [
-            Choice(one.layer, one.name, one.weights, 4 if narrow(one) else 8) for one in products
-        ]
+        for one in products:
+            bits = 4 if in_4_bits(one) else 8
+            choices.append(Choice(one.layer, one.name, one.weights, bits))
     return choices
 
 

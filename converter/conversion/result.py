@@ -162,7 +162,7 @@ def check_requirements(result: ConversionResult, *, require_all: bool) -> None:
             f"{len(skipped)} of {len(result.sites)} sites were skipped, and require_all=True asks for all: "
             f"nothing was written; the first is {where}: {first.reason}"
         )
-    unverified = [site for site in skipped if site.proof is not None and site.proof.open]
+    unverified = [site for site in skipped if site.proof and site.proof.is_inconclusive]
     if unverified and not result.converted:
         raise SitesSkippedError(
             f"none of {many(len(skipped), 'site')} could be verified: nothing was written; the first reason is: "

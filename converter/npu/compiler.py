@@ -178,6 +178,8 @@ class Emulation(Protocol):
 class Backend(ABC):
     """A vendor's compiler; a subclass overrides what it can do beyond compiling.
 
+    Most are plugins of LiteRT's tool, see `run_tool`. One with a tool of its own overrides `check_installed`, too.
+
     `manufacturer` is the vendor as LiteRT's tool names it, `compiler` the compiler in messages. `library` is a file in
     the folder of its libraries, `needs` what messages call them, `how_to_get` where they come from, `variables` the
     environment variables that name their folder, and `results_from` the files in it that results depend on. `estimates`

@@ -1,4 +1,9 @@
-"""The vendors' compilers that edge-opt can run, by the name that targets have for them."""
+"""The vendors' compilers that edge-opt can run, by the name that targets have for them.
+
+    chip  --targets/chips.toml-->  vendor  --targets/chips.toml-->  target  --its fact `compiler`-->  Backend
+
+A new vendor's compiler is a module with a `Backend`, and an entry at each of these steps.
+"""
 
 from edge_opt.base.errors import UsageError
 from edge_opt.npu.compiler import Backend

@@ -80,6 +80,7 @@ def _decide(site: Site, chosen: Pass, context: Context, index: int) -> _Outcome:
         anchor=site.anchor,
     )
     try:
+        # Open lengths explain most other reasons, and are what the user can mend.
         if site.reason is None or site.reason.why is not Why.BUG:
             context.check_lengths([site.anchor])
         if site.reason is not None:
@@ -107,22 +108,24 @@ def _attempt(build: Build, chosen: Pass, context: Context, blank: Verdict) -> _O
 
     An unexpected error becomes the reason of this site, and the other sites go on.
     """
-    status = Status.SKIPPED
+    if_refused = Status.SKIPPED
     proof: Proof | None = None
     try:
         rewrite = build()
         context.check_lengths((*rewrite.old, *rewrite.added()))
-        status = Status.REVERTED  # unless all checks below pass
+        if_refused = Status.REVERTED
         check_before(rewrite, context.target)
         if context.verifier is not None:
             proof = context.verifier.verify(rewrite, rewrite.check or chosen.check)
+            if proof.is_inconclusive:
+                if_refused = Status.SKIPPED
+                raise RefusedError(Why.INCONCLUSIVE, proof.reason)
             if not proof.holds:
-                status = Status.SKIPPED if proof.open else Status.REVERTED
-                raise RefusedError(Why.INCONCLUSIVE if proof.open else Why.DIFFERENT, proof.reason)
+                raise RefusedError(Why.DIFFERENT, proof.reason)
         # After the verification, which says by how much results differ.
         check_parameters(rewrite)
     except RefusedError as refused:
-        return _failed(blank, status, refused.reason, proof), None
+        return _failed(blank, if_refused, refused.reason, proof), None
     except Exception as error:
         return _failed(blank, Status.REVERTED, Reason(Why.BUG, _bug(error)), proof), None
     converted = replace(

@@ -26,7 +26,7 @@ _RUINS_A_SCALE = -1e6
 _ROWS_STAY = frozenset({"RESHAPE", "QUANTIZE", "MUL", "TANH"})
 _MASK_OPERATORS = frozenset({"ADD", "SELECT", "SELECT_V2", "MUL"})
 _NAMED = 3
-_MOST_ELEMENTS = 1 << 20
+_MOST_READ = 1 << 20  # elements of a constant; masks of one number are small
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +238,7 @@ def _constants(graph: Subgraph, _: Target) -> _Faults:
             readers |= dict.fromkeys(operator.given, operator.name)
     for tensor, name in readers.items():
         is_float = tensor.has_numbers and tensor.dtype is DType.FLOAT32
-        if not is_float or not 0 < tensor.elements <= _MOST_ELEMENTS:
+        if not is_float or not 0 < tensor.elements <= _MOST_READ:
             continue
         value = float(np.min(tensor.array()))
         if value < _HALF_LOWEST:

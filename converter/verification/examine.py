@@ -78,18 +78,20 @@ class Verifier(AbstractContextManager["Verifier"]):
             if known == own or (answer.holds and known.covers(own)):
                 return answer
         proof = examine(self._worker, region)
-        if not proof.open:
+        if not proof.is_inconclusive:
             answers.append((own, replace(proof, like=place)))
         return proof
 
 
 def inconclusive(check: Check, reason: str) -> Proof:
     """A verification without a result either way."""
-    return Proof(check, holds=False, bitwise=False, max_abs=math.inf, reason=reason, open=True)
+    return Proof(
+        check, holds=False, bitwise=False, max_abs=math.inf, reason=reason, is_inconclusive=True
+    )
 
 
 def examine(worker: Worker, region: Region) -> Proof:
-    """Verify that the check holds; open without a result, or if no inputs distinguish right from wrong.
+    """Verify that the check holds; inconclusive without a result, or if no inputs distinguish right from wrong.
 
     A small region is run in full, on both kernel sets. A large one is run at a fraction of its lengths on both, extreme
     inputs included; then in full, on XNNPACK's kernels if these must give the same bits, else on the reference kernels.
@@ -112,7 +114,7 @@ def examine(worker: Worker, region: Region) -> Proof:
 
 
 def _failed(region: Region, reason: str) -> Proof:
-    return replace(inconclusive(region.check, reason), open=False)
+    return replace(inconclusive(region.check, reason), is_inconclusive=False)
 
 
 def _judge_large(worker: Worker, region: Region) -> Proof | None:
@@ -130,7 +132,7 @@ def _judge_large(worker: Worker, region: Region) -> Proof | None:
     except (RefusedError, RuntimeRefused, RuntimeCrashed, ModelFormatError):
         return None
     in_part = judge(outcome, part)
-    if in_part.open:
+    if in_part.is_inconclusive:
         return None
     whole = _in_full(region, outcome)
     in_full = judge(_run(worker, whole), whole)
@@ -218,7 +220,7 @@ def run_versions(
 
 
 def judge(outcome: Outcome, region: Region) -> Proof:
-    """The verdict on the figures; open if both versions agree, but many wrong ones would, too."""
+    """The verdict on the figures; inconclusive if both versions agree, but many wrong ones would, too."""
     violated = _violation(outcome, region)
     if not violated and outcome.inconclusive:
         reason = f"cannot be verified: {outcome.inconclusive}, so a wrong rewrite would give the same result"

@@ -34,8 +34,8 @@ class Proof(Record):
     """The result of running both versions of a region; `None` if a figure does not apply.
 
     `note`: how the check was met, if not as stated. `like`: the region of the same structure that was run instead of
-    this one. `ran`: the kernels, and how much was run; `extremes`: extreme inputs were run, too. `open`: inconclusive,
-    for lack of time or of inputs that distinguish right from wrong; `reason` says what is missing.
+    this one. `ran`: the kernels, and how much was run; `extremes`: extreme inputs were run, too. `is_inconclusive`: for
+    lack of time or of inputs that distinguish right from wrong; `reason` says what is missing.
     """
 
     check: Check
@@ -47,10 +47,10 @@ class Proof(Record):
     note: str = ""
     like: str = ""
     ran: tuple[Ran, ...] = ()
-    open: bool = False
+    is_inconclusive: bool = False
     extremes: bool = False
 
-    _left_out = ("check", "holds", "reason", "open")
+    _left_out = ("check", "holds", "reason", "is_inconclusive")
     _or_null = ("note", "like")
 
     def to_dict(self) -> dict[str, Any]:
