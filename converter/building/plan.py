@@ -123,9 +123,8 @@ def choose(measured: Sequence[Choice], together: Callable[[Plan], float], allowa
     too_many = bisect_left(weights, (1 - _KEPT) * weights[-1]) + 1
     costs = {0: 0.0}
     while too_many - fits > 1:
-        is_part = (
-            too_many in costs
-        )  # the next plan is a part of one that was rounded, and costs too much
+        # The next plan is a part of one that was rounded, and costs too much.
+        is_part = too_many in costs
         if costs[fits] >= (_NEARER if is_part else _NEAR) * allowance:
             break
         if is_part:
