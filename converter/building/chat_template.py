@@ -11,16 +11,12 @@ generates behind its end token, the line break is lost.
 """
 
 import json
-from functools import partial
 from pathlib import Path
 from string import Template
-from typing import Any
 
-from edge_opt.building.sections import replace_file
-from edge_opt.schema.litertlm import read_bundle
-from edge_opt.schema.table import ENUMS
+from edge_opt.building.prompts import rendered
+from edge_opt.building.sections import edit_metadata
 
-_METADATA = ENUMS["AnySectionDataType"]["LlmMetadataProto"]
 # The empty texts keep jinja from removing white space at the template's ends.
 _AROUND = Template("""\
 {%- set texts = namespace(messages=[]) -%}
@@ -45,21 +41,18 @@ def mend_template(path: Path, checkpoint: Path) -> None:
     from litert_lm_builder.runtime.proto.llm_metadata_pb2 import LlmMetadata
     from transformers import AutoTokenizer
 
-    bundle = read_bundle(path)
-    kinds = [section.data_type for section in bundle.sections]
-    index = kinds.index(_METADATA)
-    content = bundle.content(index)
-    metadata = LlmMetadata.FromString(content.read(0, content.size))
-    if not metadata.jinja_prompt_template:
-        return
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    template = mended(metadata.jinja_prompt_template, tokenizer.eos_token)
-    metadata.jinja_prompt_template = template
-    begin = tokenizer.bos_token
-    if begin and _rendered(template, _TURNS[:1], asks=True).startswith(begin):
-        metadata.ClearField("start_token")
-    changed = {index: metadata.SerializeToString(deterministic=True)}
-    replace_file(path, partial(bundle.write, changed))
+
+    def mend(metadata: LlmMetadata) -> None:
+        if not metadata.jinja_prompt_template:
+            return
+        template = mended(metadata.jinja_prompt_template, tokenizer.eos_token)
+        metadata.jinja_prompt_template = template
+        begin = tokenizer.bos_token
+        if begin and rendered(template, _TURNS[:1]).startswith(begin):
+            metadata.ClearField("start_token")
+
+    edit_metadata(path, "LlmMetadataProto", LlmMetadata, mend)
 
 
 def mended(template: str, end: str | None) -> str:
@@ -80,16 +73,7 @@ def mended(template: str, end: str | None) -> str:
 def _goes_on(template: str) -> bool:
     """True if the text of a conversation with another question begins with that of the one before."""
     try:
-        before = _rendered(template, _TURNS[:2], asks=False)
-        return _rendered(template, _TURNS, asks=True).startswith(before)
+        before = rendered(template, _TURNS[:2], asks=False)
+        return rendered(template, _TURNS).startswith(before)
     except Exception:  # a template may raise anything
         return False
-
-
-def _rendered(template: str, turns: list[dict[str, str]], *, asks: bool) -> str:
-    """The text of a conversation, up to the model's next answer if it `asks` for one."""
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    texts: Any
-    texts, _ = render_jinja_template([turns], chat_template=template, add_generation_prompt=asks)
-    return str(texts[0])

@@ -4,13 +4,12 @@ It knows files and graphs, not the stages.
 """
 
 import json
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from edge_opt.base.errors import EdgeOptError
-from edge_opt.building.sections import replace_file
+from edge_opt.building.sections import edit_metadata, replace_file
 from edge_opt.building.stages import INSTALL
 from edge_opt.ir import Buffer, DType, Model, Operator, Shape, Subgraph, Tensor
 from edge_opt.ir.cleanup import parts_in_use, remove_unused
@@ -18,7 +17,7 @@ from edge_opt.ir.composites import body_of, composite_name
 from edge_opt.ir.opening import Opened
 from edge_opt.ir.walk import only_reader
 from edge_opt.schema import Data, new_table
-from edge_opt.schema.litertlm import ASSUMED_WINDOW, read_bundle, section_of
+from edge_opt.schema.litertlm import ASSUMED_WINDOW
 from edge_opt.soundness import power_of_two
 
 _LARGEST_CODE = 32767  # of int16; a symmetric range's scale is the range divided by it
@@ -133,18 +132,14 @@ def write_window(path: Path, window: int) -> None:
     """
     from litert_lm_builder.runtime.proto.executor_metadata_pb2 import ExecutorMetadata
 
-    bundle = read_bundle(path)
-    index = section_of(bundle)
-    if index is None:
+    def write(metadata: ExecutorMetadata) -> None:
+        metadata.llm_executor_metadata.attention_mask_settings.sliding_window_size = window
+
+    if not edit_metadata(path, "ExecutorMetadataProto", ExecutorMetadata, write):
         raise EdgeOptError(
             f"the exported bundle has no executor metadata, without which LiteRT-LM assumes a window of "
             f"{ASSUMED_WINDOW} instead of {window}: {INSTALL}"
         )
-    content = bundle.content(index)
-    values = ExecutorMetadata.FromString(content.read(0, content.size))
-    values.llm_executor_metadata.attention_mask_settings.sliding_window_size = window
-    changed = {index: values.SerializeToString(deterministic=True)}
-    replace_file(path, partial(bundle.write, changed))
 
 
 def widen_sums(model: Path, ranges: Path) -> None:
