@@ -555,7 +555,6 @@ BAD: dict[str, Change] = {
     "is quantized already .gptq, as its config.json says": put(
         CONFIG, '{"quantization_config": {"quant_method": "gptq"}}'
     ),
-    "names no token that ends a text, and LiteRT-LM": put("gemma/generation_config.json", "{}"),
     "the Hexagon compiler needs Qualcomm's QNN libraries": options(sdk=None),
     "holds no libQnnHtp.so": lambda place: {"sdk": place.checkpoint},
     r"target file no\.toml cannot be read": options(target="no.toml"),

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pretend_stages import write
 
-from edge_opt.building.mending import mend_export, multiply_constants
+from edge_opt.building.mending import fold_constants, mend_export
 from edge_opt.ir.opening import Opened
 from edge_opt.ir.parse import parse
 
@@ -80,7 +80,7 @@ def test_weights_are_stored_times_their_factor_and_stay_shared(tmp_path: Path) -
     constants = [one.buffer for one in prefill.given]
     for other, buffer in zip(decode.given, constants, strict=True):
         other.buffer = buffer
-    multiply_constants(model)
+    fold_constants(model)
     names = [[operator.name for operator in graph] for graph in model.subgraphs]
     assert names == [["FULLY_CONNECTED"], ["FULLY_CONNECTED", "MUL"]]
     weights = [next(iter(graph)).input(1) for graph in model.subgraphs]
@@ -107,9 +107,23 @@ def test_a_factor_that_two_products_read_in_two_shapes_gives_two_weights() -> No
     first, second, *_ = model.subgraphs[0]
     for one, other in zip(first.given, second.given, strict=True):
         other.buffer = one.buffer
-    multiply_constants(model)
+    fold_constants(model)
     weights = [product.input(1).array().tolist() for product in model.subgraphs[0]]
     assert weights == [[[2, 2], [3, 3]], [[2, 3], [2, 3]]]
+
+
+def test_the_weights_of_a_norm_are_stored_with_the_one_that_is_added_to_them() -> None:
+    model = parse("""
+    subgraph decode (%x: float32[1,2]) {
+      %w: float32[2] = ADD(float32[2]{0.5, 2}, float32{1})
+      %p: float32[1,2] = MUL(%x, %w)
+      %y: float32[1,2] = ADD(%p, float32{1})
+      return %y
+    }""")
+    fold_constants(model)
+    product, addition = model.subgraphs[0]
+    assert product.input(1).array().tolist() == [1.5, 3]
+    assert addition.name == "ADD"
 
 
 NORM = """

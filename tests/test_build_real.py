@@ -212,6 +212,32 @@ def stop_tokens(path: Path) -> set[int]:
     return {number for token in found.stop_tokens for number in token.token_ids.ids}
 
 
+def test_a_conversation_in_litert_lm_has_the_tokens_of_transformers(
+    folder: Path, tmp_path: Path
+) -> None:
+    """Its template concatenates texts, which LiteRT-LM gives as lists of parts, and begins with a token's text."""
+    import litert_lm
+    from transformers import AutoTokenizer
+
+    make_llama(tmp_path / "chat")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "chat")
+    tokenizer.chat_template = (
+        "{% for turn in messages %}{{ '<bos> ' + turn['content'] + ' ' + eos_token }}\n{% endfor %}"
+    )
+    tokenizer.save_pretrained(tmp_path / "chat")
+    exported = export(tmp_path / "chat", folder / "gemma.jsonl") / "model.litertlm"
+    npu = litert_lm.Backend.NPU(litert_dispatch_lib_dir="")
+    turns = [{"role": "user", "content": "w7 w8"}, {"role": "assistant", "content": "w9"}]
+    with (
+        litert_lm.Engine(str(exported), backend=npu) as engine,
+        engine.create_conversation(messages=turns, max_output_tokens=1) as conversation,
+    ):
+        conversation.send_message("w4")
+        read = conversation.token_count - 1
+    turns.append({"role": "user", "content": "w4"})
+    assert read == len(tokenizer.apply_chat_template(turns)["input_ids"])
+
+
 def test_norms_of_a_rotated_checkpoint_are_still_composites(folder: Path, tmp_path: Path) -> None:
     """Decomposed, they differ on the NPU; CPU kernels show nothing."""
     checkpoint = tmp_path / "llama"

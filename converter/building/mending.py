@@ -4,23 +4,24 @@ It knows files and graphs, not the stages.
 """
 
 import json
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from edge_opt.base.errors import EdgeOptError
-from edge_opt.building.sections import replace_file
+from edge_opt.building.sections import edit_metadata, replace_file
 from edge_opt.building.stages import INSTALL
-from edge_opt.ir import Buffer, DType, Model, Operator, Shape, Subgraph, Tensor
+from edge_opt.ir import Buffer, DType, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.cleanup import parts_in_use, remove_unused
 from edge_opt.ir.composites import body_of, composite_name
 from edge_opt.ir.opening import Opened
 from edge_opt.ir.walk import only_reader
 from edge_opt.schema import Data, new_table
-from edge_opt.schema.litertlm import ASSUMED_WINDOW, read_bundle, section_of
+from edge_opt.schema.litertlm import ASSUMED_WINDOW
 from edge_opt.soundness import power_of_two
 
+_FOLDED = {"ADD": np.add, "MUL": np.multiply}
 _LARGEST_CODE = 32767  # of int16; a symmetric range's scale is the range divided by it
 
 
@@ -30,7 +31,7 @@ def mend_export(path: Path) -> None:
     model = opened.main().model
     join_biases(model)
     name_bodies(model)
-    multiply_constants(model)
+    fold_constants(model)
     save_main(opened, path)
 
 
@@ -75,31 +76,34 @@ def name_bodies(model: Model) -> None:
                     tensor.name = f"{name}/{tensor.name}"
 
 
-def multiply_constants(model: Model) -> None:
-    """Replace products of float constants by their values, which entry points share if they share the constants.
+def fold_constants(model: Model) -> None:
+    """Replace sums and products of float constants by their values, which entry points share if they share constants.
 
-    litert-torch's second converter moves a factor of results, such as Granite's residual multiplier, to the weights:
+    litert-torch's second converter leaves it to each prefill and decode step to compute the weights of Gemma's norms,
+    `1 + w`, and to multiply weights by a factor that it moves to them from results, such as Granite's residual
+    multiplier:
 
         W [N,D], factor -> MUL -> FULLY_CONNECTED
 
-    and leaves it to each prefill and decode step to multiply all weights by it, which the quantizer then takes for
-    activations.
+    The quantizer would take the results for activations.
     """
     usage = parts_in_use(model)
-    values: dict[tuple[tuple[int, Shape], ...], Buffer] = {}
+    values: dict[tuple[Any, ...], Buffer] = {}
     for graph in model.subgraphs:
         for operator in graph.operators:
-            if operator.name != "MUL" or operator.has_activation:
+            compute = _FOLDED.get(operator.name)
+            if compute is None or operator.has_activation:
                 continue
             if graph.is_output(operator.output) or not all(map(_is_float_constant, operator.given)):
                 continue
             operands = tuple((id(tensor.buffer), tensor.shape) for tensor in operator.given)
-            if operands not in values:
+            key = (compute, operands)
+            if key not in values:
                 first = np.asarray(operator.input(0).array(), np.float32)
                 second = np.asarray(operator.input(1).array(), np.float32)
-                values[operands] = Buffer(Data((first * second).tobytes()))
+                values[key] = Buffer(Data(compute(first, second).tobytes()))
             graph.remove(operator)
-            operator.output.buffer = values[operands]
+            operator.output.buffer = values[key]
     remove_unused(model, usage)
 
 
@@ -133,18 +137,14 @@ def write_window(path: Path, window: int) -> None:
     """
     from litert_lm_builder.runtime.proto.executor_metadata_pb2 import ExecutorMetadata
 
-    bundle = read_bundle(path)
-    index = section_of(bundle)
-    if index is None:
+    def write(metadata: ExecutorMetadata) -> None:
+        metadata.llm_executor_metadata.attention_mask_settings.sliding_window_size = window
+
+    if not edit_metadata(path, "ExecutorMetadataProto", ExecutorMetadata, write):
         raise EdgeOptError(
             f"the exported bundle has no executor metadata, without which LiteRT-LM assumes a window of "
             f"{ASSUMED_WINDOW} instead of {window}: {INSTALL}"
         )
-    content = bundle.content(index)
-    values = ExecutorMetadata.FromString(content.read(0, content.size))
-    values.llm_executor_metadata.attention_mask_settings.sliding_window_size = window
-    changed = {index: values.SerializeToString(deterministic=True)}
-    replace_file(path, partial(bundle.write, changed))
 
 
 def widen_sums(model: Path, ranges: Path) -> None:

@@ -21,6 +21,7 @@ from edge_opt.base.errors import UsageError
 from edge_opt.base.record import from_dict
 from edge_opt.base.words import Progress
 from edge_opt.building.biases import restore_clipped
+from edge_opt.building.chat_template import mend_template
 from edge_opt.building.masks import widen_masks
 from edge_opt.building.mending import mend_export, save_main, widen_sums, write_window
 from edge_opt.building.prompts import Wording, check_lengths, plan_prompts, read_prompts, wording_of
@@ -258,6 +259,7 @@ def export(job: Job, _: Progress) -> Values:
         mend_export(job.model)
     if job.options["window"]:
         write_window(job.model, job.options["window"])
+    mend_template(job.model, source)
     notes = [prepared.note, memory_note(can_stream=can_stream, streams=streams)]
     return {"notes": [*filter(None, notes)], "rotated": prepared.rotated}
 

@@ -74,6 +74,19 @@ def _is_turn(value: Any) -> bool:
     return isinstance(value, dict) and isinstance(value.get("content"), str)
 
 
+def rendered(template: str, turns: list[Any], *, asks: bool = True, **tokens: str) -> str:
+    """The text of a conversation, up to the model's next answer if it `asks` for one; raises what the template raises.
+
+    `tokens` are the texts of special tokens by name, such as `bos_token`.
+    """
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    texts, _ = render_jinja_template(
+        [turns], chat_template=template, add_generation_prompt=asks, **tokens
+    )
+    return str(texts[0])
+
+
 def check_lengths(lengths: Sequence[int], cache: int) -> None:
     """Raise UsageError if a prefill can never run on a filled cache, because its ranges could not be found."""
     if not lengths:
@@ -185,21 +198,13 @@ class Wording:
         """The prompt as the model reads it, up to its answer; UsageError if the template fails."""
         if self.template is None:
             return text_of(prompt)
-        from transformers.utils.chat_template_utils import render_jinja_template
-
         special = getattr(self.tokenizer.tx_tokenizer, "special_tokens_map", {})
         try:
-            texts, _ = render_jinja_template(
-                [_turns(prompt)],
-                chat_template=self.template,
-                add_generation_prompt=True,
-                **special,
-            )
+            return rendered(self.template, _turns(prompt), **special)
         except Exception as error:  # a template may raise anything
             raise UsageError(
                 f"the chat template refuses the prompt {text_of(prompt)!r:.60}: {error}"
             ) from error
-        return str(texts[0])
 
     def count(self, prompt: Any) -> int:
         """The number of tokens of a prompt in calibration; UsageError if the checkpoint does not know one of them."""

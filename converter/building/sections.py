@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from edge_opt.ir import Model, Tensor, load
 from edge_opt.ir.opening import CALL, MAIN_SECTION, is_compiled
@@ -70,6 +71,20 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
     written = path.with_name(f"{path.stem}_new{path.suffix}")
     write(written)
     written.replace(path)
+
+
+def edit_metadata(path: Path, kind: str, message: Any, edit: Callable[[Any], None]) -> bool:
+    """Edit a bundle's section of a kind, a protocol buffer of the class `message`; False if it has none."""
+    bundle = read_bundle(path)
+    for index, section in enumerate(bundle.sections):
+        if _KINDS.get(section.data_type) == kind:
+            content = bundle.content(index)
+            values = message.FromString(content.read(0, content.size))
+            edit(values)
+            changed = {index: values.SerializeToString(deterministic=True)}
+            replace_file(path, partial(bundle.write, changed))
+            return True
+    return False
 
 
 def faults(before: Path, after: Path) -> list[str]:

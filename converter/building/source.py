@@ -163,7 +163,6 @@ def _checkpoint(path: Path) -> Given:
         raise UsageError(
             f"{path} has no {_TOKENIZERS[0]} or {_TOKENIZERS[1]}: copy it from the base model"
         )
-    _check_ends(path)
     files = _parts(path)
     for file in files:
         if file.name.endswith(_INDEX):
@@ -175,12 +174,6 @@ def _checkpoint(path: Path) -> Given:
         if file.suffix == ".safetensors":
             _check_length(file)
     return given
-
-
-def _check_ends(path: Path) -> None:
-    """Raise UsageError if settings for generation name no token that ends a text; without them, families have one."""
-    if (path / _GENERATION).is_file():
-        check_end(path, read_object(path / CONFIG).get(_END))
 
 
 def check_end(path: Path, of_model: Any) -> None:
