@@ -81,7 +81,7 @@ def resolve_target(
     except (OSError, ValueError, RuntimeError) as error:
         raise OutputError(f"{str(path)!r} cannot be written: {_reason(error)}") from error
     if status is not None:
-        files = map(input_file, filter(None, inputs))
+        files = [input_file(given) for given in inputs if given]
         if any(file.exists() and target.samefile(file) for file in files):
             raise UsageError(f"{path} is the input itself: give another output")
         if not stat.S_ISREG(status.st_mode):
