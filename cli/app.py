@@ -161,7 +161,7 @@ def _run(arguments: list[str]) -> int:
         command.main(prog_name=PROGRAM)  # prints completions for the shell, and exits
     try:
         # Not `command.main`, which prints errors itself.
-        with command.make_context(PROGRAM, arguments or ["--help"]) as context:
+        with command.make_context(PROGRAM, [*arguments] or ["--help"]) as context:
             return command.invoke(context) or 0
     except typer.Exit as end:  # help and version
         return end.exit_code

@@ -231,7 +231,8 @@ def tune(
     from edge_opt.npu import tune, tuned_target, write_target
 
     if destination is not None:
-        resolve_target(destination, overwrite=overwrite)  # before the work, which takes minutes
+        # Before the work, which takes minutes.
+        resolve_target(destination, overwrite=overwrite, inputs=[model])
     with output.bar(quiet=quiet) as progress:
         tuning = tune(
             model,

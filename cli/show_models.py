@@ -14,7 +14,7 @@ from edge_opt.comparison.compare import compare
 from edge_opt.comparison.findings import ComparisonReport, FirstDifference
 from edge_opt.conversion import ConversionResult, convert
 from edge_opt.conversion.result import entry_point_table
-from edge_opt.conversion.run import GENERIC, default_output
+from edge_opt.conversion.run import default_output
 from edge_opt.inspection import Inspection, find_example
 from edge_opt.inspection.caches import find_caches, made_for_cpus
 from edge_opt.inspection.model import SignatureContent
@@ -24,7 +24,7 @@ from edge_opt.passes import Status, Verdict
 from edge_opt.passes.mha_to_sha import MhaToSha
 from edge_opt.shapes.inference import ShapeReport
 from edge_opt.soundness import sentences
-from edge_opt.targets import Finding, Target, lint, load_target
+from edge_opt.targets import GENERIC, Finding, Target, lint, load_target
 from edge_opt.targets.lint import DECISIVE
 from edge_opt.targets.placement import facts_about, placed_by_facts, placement_lines
 
@@ -53,7 +53,7 @@ def show_conversion(
     if result.model is not None and result.given is not None:
         if not demo:
             output.say(*_advice_for_npus(result, result.model))
-        facts = load_target(target or GENERIC)
+        facts = load_target(target)
         for_cpus = made_for_cpus(Opened(result.given), result.model)
         if for_cpus:
             output.say(for_cpus)

@@ -88,6 +88,8 @@ def test_the_output_is_never_the_input_and_a_symlink_is_what_it_points_to(tmp_pa
     for output in (path, link, hard, tmp_path / "." / "model.tflite"):
         with pytest.raises(UsageError, match="is the input itself"):
             atomic.resolve_target(output, overwrite=True, inputs=[None, tmp_path / "gone", path])
+    with pytest.raises(UsageError, match="is the input itself"):
+        atomic.resolve_target(path, overwrite=True, inputs=[f"{path}:embedder"])
     write(link, b"new", overwrite=True)
     assert link.is_symlink()
     assert path.read_bytes() == b"new"

@@ -241,6 +241,7 @@ def test_json_is_one_object_also_for_errors(tmp_path: Path, capsys: Captured) ->
     assert ran.json == {"error": {"type": "ModelFormatError", "message": sentence, "exit_code": 3}}
     ran = run(capsys, "inspect", "--json", "--nonsense")
     assert ran.json["error"]["exit_code"] == ran.code == 2
+    assert run(capsys, "--json", "inspect").json["error"]["exit_code"] == 2
     ran = run(capsys, "inspect", "--", "--json")
     ran.failed_in_one_sentence(3)
     assert ran.out == "", "behind two dashes it is the name of a file"

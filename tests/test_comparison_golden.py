@@ -11,8 +11,9 @@ import pytest
 from bundles import bundle, model_part
 from cli_runs import DEMO, Patch
 
-from edge_opt.base.errors import UsageError
+from edge_opt.base.errors import EdgeOptError, ModelFormatError, UsageError
 from edge_opt.comparison import golden
+from edge_opt.comparison.compare import compare
 from edge_opt.comparison.golden import GoldenError
 from edge_opt.ir.parse import parse
 from edge_opt.testing import assert_golden, record_golden
@@ -215,6 +216,25 @@ class Trap:
 
     def __reduce__(self) -> Any:
         return pytest.fail, ("code from a golden file was run",)
+
+
+@pytest.mark.parametrize("folder", [".", "/"])
+def test_a_folder_in_place_of_the_model_is_one_typed_error(folder: str) -> None:
+    with pytest.raises(ModelFormatError, match="is a folder, not a file"):
+        golden.record(folder)
+
+
+def test_a_name_that_is_not_utf_8_is_run(tmp_path: Path) -> None:
+    path = tmp_path / "model\udcff.tflite"
+    path.write_bytes(DEMO.read_bytes())
+    assert golden.record(path, signatures=["decode"]).exists()
+
+
+def test_an_output_of_a_type_that_numpy_lacks_is_named() -> None:
+    text = "signature main = #0 (x=%x) -> (y=%y)\nsubgraph main (%x: float32[4]) {\n"
+    text += "  %y: bfloat16[4] = CAST(%x)\n  return %y\n}\n"
+    with pytest.raises(EdgeOptError, match="numpy lacks the type of an output, such as bfloat16"):
+        compare(parse(text), parse(text))
 
 
 def test_a_missing_or_broken_file_is_one_typed_error(recorded: Path, monkeypatch: Patch) -> None:

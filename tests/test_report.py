@@ -258,6 +258,7 @@ def test_a_report_is_refused_before_the_work(tmp_path: Path, capsys: Captured) -
         (DEMO, output, [tmp_path / "no" / "r.md"], 5, "does not exist"),
         (DEMO, output, [path, path, "--force"], 2, "that this run reads or writes"),
         (spelled, output, [model, "--force"], 2, "that this run reads or writes"),
+        (f"{model}:embedder", output, [model, "--force"], 2, "that this run reads or writes"),
         (DEMO, model, [model, "--force"], 2, "that this run reads or writes"),
     ):
         given = [x for one in reports for x in ([one] if one == "--force" else ["--report", one])]

@@ -55,6 +55,14 @@ def contents_of(given: Any) -> bytes | None:
     return bytes(content) if isinstance(content, bytes | bytearray | memoryview) else None
 
 
+def input_file(given: AnyPath) -> Path:
+    """The file that an input is read from: of `BUNDLE:MODEL`, the bundle."""
+    path = Path(given)
+    if path.exists():
+        return path
+    return Path(str(given).rpartition(":")[0] or given)
+
+
 def resolve_target(
     path: AnyPath, *, overwrite: bool, inputs: Iterable[AnyPath | None] = ()
 ) -> Path:
@@ -73,7 +81,8 @@ def resolve_target(
     except (OSError, ValueError, RuntimeError) as error:
         raise OutputError(f"{str(path)!r} cannot be written: {_reason(error)}") from error
     if status is not None:
-        if any(given and Path(given).exists() and target.samefile(given) for given in inputs):
+        files = [input_file(given) for given in inputs if given]
+        if any(file.exists() and target.samefile(file) for file in files):
             raise UsageError(f"{path} is the input itself: give another output")
         if not stat.S_ISREG(status.st_mode):
             raise OutputError(

@@ -331,7 +331,7 @@ def _check_paths(
 
 
 def _target(vendor: str, chip: str, target: str | None) -> Target:
-    facts = load_target(target or TARGETS[vendor])
+    facts = load_target(TARGETS[vendor] if target is None else target)
     if target and not target.endswith(".toml") and facts.name not in {TARGETS[vendor], "generic"}:
         raise UsageError(
             f"target '{facts.name}' is not for the NPU of {chip}: leave out target=..."

@@ -164,13 +164,14 @@ def record(
     """
     seed, atol, rtol = checked_numbers(seed, atol, rtol)
     opened = Opened(model)
+    main = opened.main()
     samples = list[Array]()
     if path is None and opened.path is not None:
         path = Path(opened.path).with_suffix(".golden.npz")
     if path is None:
         raise UsageError("a model in memory has no folder to write to: give path=...")
     resolve_target(path, overwrite=overwrite, inputs=[opened.path])
-    with Worker() as worker, opened.main().file() as file:
+    with Worker() as worker, main.file() as file:
         described = describe(load(file))
         names = match_names("signature", signatures, [*described])
         chosen = [described[name] for name in names]

@@ -46,7 +46,6 @@ from edge_opt.verification.examine import Verifier
 from edge_opt.verification.whole import by_graph, changed_on_purpose, compare_whole
 
 Verify = Literal["regions", "full", "none"]
-GENERIC = "generic"
 
 
 def convert(
@@ -112,7 +111,7 @@ def convert(
             "verify='full' compares with the source file: give a path or bytes, not a Model"
         )
     chosen = _choose_passes(passes, skip or ())
-    facts = load_target(target or GENERIC)
+    facts = load_target(target)
     texts = None if dump is None else Dump(dump)
     if dry_run and isinstance(source, Model):
         source = deepcopy(source)

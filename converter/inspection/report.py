@@ -18,14 +18,13 @@ from pathlib import Path
 from string import Template
 from typing import Any, NamedTuple
 
-from edge_opt.base.atomic import AnyPath, resolve_target, write_whole
+from edge_opt.base.atomic import AnyPath, input_file, resolve_target, write_whole
 from edge_opt.base.errors import UsageError
 from edge_opt.base.packages import RUNTIME, version_of
 from edge_opt.base.record import Record, to_json
 from edge_opt.base.words import many, one_line
 from edge_opt.conversion import ConversionResult
 from edge_opt.conversion.result import entry_point_table, headline, proof_text, unsound_lines
-from edge_opt.conversion.run import GENERIC
 from edge_opt.inspection.picture import Example, find_example
 from edge_opt.ir import Operator
 from edge_opt.ir.composites import composites
@@ -146,7 +145,7 @@ def check_report_path(
     if Path(path).suffix.lower() not in FORMATS:
         raise UsageError(f"report {path}: the ending must be one of {', '.join(FORMATS)}")
     target = resolve_target(path, overwrite=overwrite)
-    if target in [Path(other).resolve() for other in others if other is not None]:
+    if target in [input_file(other).resolve() for other in others if other is not None]:
         raise UsageError(
             f"report {path} is a file that this run reads or writes: give another name"
         )
@@ -163,7 +162,7 @@ def conversion_report(
     Raises:
         UsageError: the target is unknown.
     """
-    lints = [] if result.model is None else lint(result.model, load_target(target or GENERIC))
+    lints = [] if result.model is None else lint(result.model, load_target(target))
     findings = [("error", text) for text in unsound_lines(result)]
     findings += [("note", text) for text in result.notes]
     findings += [(one.severity, str(one)) for one in lints]

@@ -5,6 +5,7 @@ nothing printed by the runtime or at the interpreter's start can be mistaken for
 parent and writes no files. The runtime's exceptions become `DeclinedError`, with the same text.
 """
 
+import os
 import resource
 import signal
 import socket
@@ -81,7 +82,7 @@ class Session:
         if isinstance(model, bytes):
             options["model_content"] = model
         else:
-            options["model_path"] = str(model)
+            options["model_path"] = os.fsencode(model)  # a name may not be UTF-8
         with _refusals(where):
             interpreter = Interpreter(**options)
             keys = interpreter.get_signature_list()
@@ -161,6 +162,8 @@ def _refusals(where: str) -> Iterator[None]:
         yield
     except (ValueError, RuntimeError, TypeError, MemoryError) as error:
         words = " ".join(str(error).split())[:600] or f"no reason given ({type(error).__name__})"
+        if words == "Invalid data-type for array":
+            words = "numpy lacks the type of an output, such as bfloat16: add a CAST to FLOAT32"
         raise DeclinedError(f"{where}: {words}" if where else words) from error
 
 

@@ -171,17 +171,18 @@ def target_names() -> list[str]:
 
 
 TargetLike = str | os.PathLike[str] | Target
+GENERIC = "generic"
 
 
-def load_target(name: TargetLike) -> Target:
-    """Load a bundled target by its name or a chip's, or a user's by its path; a `Target` is returned.
+def load_target(name: TargetLike | None) -> Target:
+    """Load a bundled target by its name or a chip's, or a user's by its path; a `Target` is returned, None is generic.
 
     Raises:
         UsageError: there is no such target, or its file has unknown facts or values of another type.
     """
     if isinstance(name, Target):
         return name
-    name = str(path_of(name, "a target"))
+    name = GENERIC if name is None else str(path_of(name, "a target"))
     found = find_chip(name)
     if found is not None:
         return replace(load_target(TARGETS[found.vendor]), chip=found.chip)
