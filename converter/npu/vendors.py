@@ -1,6 +1,8 @@
 """The vendors' compilers that edge-opt can run, by the name that targets have for them.
 
-    chip  --targets/chips.toml-->  vendor  --targets/chips.toml-->  target  --its fact `compiler`-->  Backend
+    targets/chips.toml      chip -> vendor -> target
+    the target's file       target -> its fact `compiler`
+    here                    `compiler` -> Backend
 
 A new vendor's compiler is a module with a `Backend`, and an entry at each of these steps.
 """
