@@ -79,10 +79,13 @@ def test_the_start_token_of_a_conversation_comes_once(
     ).save_pretrained(tmp_path)
     given = proto.LlmMetadata(jinja_prompt_template=template)
     given.start_token.token_str = "<s>"
+    for stop in ("</s>", "<end>", "</a>"):
+        given.stop_tokens.add().token_str = stop
     section = (LLM_METADATA, {}, given.SerializeToString())
     path = write(tmp_path / "m.litertlm", FLOAT, section)
     mend_template(path, tmp_path)
     content = read_bundle(path).content(0)
     found = proto.LlmMetadata.FromString(content.read(0, content.size))
     assert found.start_token.token_str == begin
+    assert [token.token_str for token in found.stop_tokens] == ["</a>", "</s>", "<end>"]
     assert (found.jinja_prompt_template == template) == (not template)

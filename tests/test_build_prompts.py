@@ -9,9 +9,17 @@ import pytest
 from pretend_stages import FLOAT, write
 
 from edge_opt.base.errors import UsageError
-from edge_opt.building.prompts import check_lengths, plan_prompts, read_prompts, text_of, wording_of
+from edge_opt.building.prompts import (
+    begin_as_litert_lm,
+    check_lengths,
+    plan_prompts,
+    read_prompts,
+    text_of,
+    wording_of,
+)
 
 AROUND = 3
+LLM_METADATA = 5
 SHORT = [" ".join(f"{line}.{word}" for word in range(20)) for line in range(30)]
 TURNS = """{% for turn in messages %}{{ raise_exception('no system') if turn.role == 'system' }}\
 <turn>{{ turn.content }}</turn>{% endfor %}"""
@@ -151,6 +159,32 @@ def test_prompts_go_through_the_chat_template_and_a_base_model_reads_plain_text(
         replace(wording, vocabulary=3).count("one two")
     with pytest.raises(UsageError, match=r"float\.litertlm has no tokenizer"):
         wording_of(write(tmp_path / "float.litertlm", FLOAT))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("start", "first"), [("<begin>", [2]), (3, [3]), (None, [])])
+def test_calibration_begins_texts_with_the_bundles_start_token_whatever_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str | int | None, first: list[int]
+) -> None:
+    """`<bos>` is in the vocabulary, too: litert-torch alone would begin with it."""
+    pytest.importorskip("litert_torch")
+    from litert_lm_builder.runtime.proto.llm_metadata_pb2 import LlmMetadata
+    from litert_torch.generative.export_hf.experimental.calib.tokenizer import Tokenizer
+    from tokenizers import Tokenizer as Made
+    from tokenizers.models import WordLevel
+
+    words = {"<unk>": 0, "<bos>": 1, "<begin>": 2, "<other>": 3, "one": 4}
+    Made(WordLevel(words, unk_token="<unk>")).save(str(tmp_path / "tokenizer.json"))
+    metadata = LlmMetadata()
+    if isinstance(start, str):
+        metadata.start_token.token_str = start
+    elif start is not None:
+        metadata.start_token.token_ids.ids.append(start)
+    section = (LLM_METADATA, {}, metadata.SerializeToString())
+    monkeypatch.setattr(Tokenizer, "bos_id", Tokenizer.bos_id)
+    begin_as_litert_lm(write(tmp_path / "float.litertlm", FLOAT, section))
+    tokenizer = Tokenizer(tokenizer_json_path=str(tmp_path / "tokenizer.json"))
+    assert tokenizer.tokenize("one").tolist() == [*first, 4]
 
 
 def test_the_text_of_a_prompt_is_what_the_user_says_with_unicode_separators(tmp_path: Path) -> None:

@@ -37,13 +37,17 @@ _TURNS = [{"role": role, "content": "text"} for role in ("user", "assistant", "u
 
 
 def mend_template(path: Path, checkpoint: Path) -> None:
-    """Put statements around a bundle's template, and drop a start token that the template gives itself."""
+    """Put statements around a bundle's template, and drop a start token that the template gives itself.
+
+    Stop tokens, which litert-torch writes in an order of chance, are sorted.
+    """
     from litert_lm_builder.runtime.proto.llm_metadata_pb2 import LlmMetadata
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
 
     def mend(metadata: LlmMetadata) -> None:
+        metadata.stop_tokens.sort(key=lambda token: token.SerializeToString())
         if not metadata.jinja_prompt_template:
             return
         template = mended(metadata.jinja_prompt_template, tokenizer.eos_token)

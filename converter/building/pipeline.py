@@ -24,7 +24,14 @@ from edge_opt.building.biases import restore_clipped
 from edge_opt.building.chat_template import mend_template
 from edge_opt.building.masks import widen_masks
 from edge_opt.building.mending import mend_export, save_main, widen_sums, write_window
-from edge_opt.building.prompts import Wording, check_lengths, plan_prompts, read_prompts, wording_of
+from edge_opt.building.prompts import (
+    Wording,
+    begin_as_litert_lm,
+    check_lengths,
+    plan_prompts,
+    read_prompts,
+    wording_of,
+)
 from edge_opt.building.rings import SETTING, plan_caches
 from edge_opt.building.rotation import prepare
 from edge_opt.building.sections import keep_sections
@@ -294,6 +301,7 @@ def calibrate(job: Job, _: Progress) -> Values:
         if prefill is not None:
             lengths.append(int(prefill[1]))
     check_lengths(lengths, config.cache_length)
+    begin_as_litert_lm(model)
     wording = wording_of(model)
     planned, notes = _planned_prompts(job, wording, config, lengths)
     _limit_threads()

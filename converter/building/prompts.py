@@ -1,6 +1,6 @@
 """Reads calibration prompts, applies the chat template, counts tokens, and joins prompts if all are short.
 
-Tokens are counted as in litert-torch's calibration, with its tokenizer and `<bos>`, loaded only in stage processes.
+Tokens are counted as in litert-torch's calibration, with its tokenizer, loaded only in stage processes.
 """
 
 import importlib
@@ -15,6 +15,7 @@ from typing import Any
 
 from edge_opt.base.errors import UsageError
 from edge_opt.base.words import many
+from edge_opt.building.sections import metadata_of
 
 _TEXTS = ("text", "prompt", "inputs")
 """Keys of a prompt's text, as in litert-torch's calibration."""
@@ -222,6 +223,27 @@ def wording_of(model: Path) -> Wording:
     """The wording for a bundle or a checkpoint; UsageError if a bundle has no tokenizer."""
     make = importlib.import_module(f"{_CALIBRATION}.calib.tokenizer").Tokenizer
     return _of_checkpoint(model, make) if model.is_dir() else _of_bundle(model, make)
+
+
+def begin_as_litert_lm(bundle: Path) -> None:
+    """Make litert-torch's calibration begin each text with the bundle's start token, or with none, as LiteRT-LM does.
+
+    It would look for one of three names in the tokenizer. The first token of a text often has the largest activations:
+    without the right one, their ranges are too small.
+    """
+    from litert_lm_builder.runtime.proto.llm_metadata_pb2 import LlmMetadata
+
+    metadata = metadata_of(bundle, "LlmMetadataProto", LlmMetadata)
+    start = (metadata or LlmMetadata()).start_token
+
+    def first(tokenizer: Any) -> Any:
+        if not start.token_str:
+            return next(iter(start.token_ids.ids), None)
+        if tokenizer.spm is not None:
+            return tokenizer.spm.PieceToId(start.token_str)
+        return tokenizer.tx_tokenizer.convert_tokens_to_ids(start.token_str)
+
+    importlib.import_module(f"{_CALIBRATION}.calib.tokenizer").Tokenizer.bos_id = property(first)
 
 
 def _of_checkpoint(folder: Path, make: Any) -> Wording:

@@ -73,18 +73,32 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
     written.replace(path)
 
 
-def edit_metadata(path: Path, kind: str, message: Any, edit: Callable[[Any], None]) -> bool:
-    """Edit a bundle's section of a kind, a protocol buffer of the class `message`; False if it has none."""
+def metadata_of(path: Path, kind: str, message: Any) -> Any | None:
+    """A bundle's section of a kind, a protocol buffer of the class `message`; None if it has none."""
     bundle = read_bundle(path)
-    for index, section in enumerate(bundle.sections):
-        if _KINDS.get(section.data_type) == kind:
-            content = bundle.content(index)
-            values = message.FromString(content.read(0, content.size))
-            edit(values)
-            changed = {index: values.SerializeToString(deterministic=True)}
-            replace_file(path, partial(bundle.write, changed))
-            return True
-    return False
+    index = _place(bundle, kind)
+    if index is None:
+        return None
+    content = bundle.content(index)
+    return message.FromString(content.read(0, content.size))
+
+
+def edit_metadata(path: Path, kind: str, message: Any, edit: Callable[[Any], None]) -> bool:
+    """Edit such a section; False if the bundle has none."""
+    values = metadata_of(path, kind, message)
+    if values is None:
+        return False
+    edit(values)
+    bundle = read_bundle(path)
+    changed = {_place(bundle, kind): values.SerializeToString(deterministic=True)}
+    replace_file(path, partial(bundle.write, changed))
+    return True
+
+
+def _place(bundle: Bundle, kind: str) -> int | None:
+    """The index of the first section of a kind."""
+    kinds = [_KINDS.get(section.data_type) for section in bundle.sections]
+    return kinds.index(kind) if kind in kinds else None
 
 
 def faults(before: Path, after: Path) -> list[str]:
