@@ -76,23 +76,26 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
 def metadata_of(path: Path, kind: str, message: Any) -> Any | None:
     """A bundle's section of a kind, a protocol buffer of the class `message`; None if it has none."""
     bundle = read_bundle(path)
-    index = _place(bundle, kind)
-    if index is None:
-        return None
-    content = bundle.content(index)
-    return message.FromString(content.read(0, content.size))
+    place = _place(bundle, kind)
+    return None if place is None else _values(bundle, place, message)
 
 
 def edit_metadata(path: Path, kind: str, message: Any, edit: Callable[[Any], None]) -> bool:
     """Edit such a section; False if the bundle has none."""
-    values = metadata_of(path, kind, message)
-    if values is None:
-        return False
-    edit(values)
     bundle = read_bundle(path)
-    changed = {_place(bundle, kind): values.SerializeToString(deterministic=True)}
+    place = _place(bundle, kind)
+    if place is None:
+        return False
+    values = _values(bundle, place, message)
+    edit(values)
+    changed = {place: values.SerializeToString(deterministic=True)}
     replace_file(path, partial(bundle.write, changed))
     return True
+
+
+def _values(bundle: Bundle, place: int, message: Any) -> Any:
+    content = bundle.content(place)
+    return message.FromString(content.read(0, content.size))
 
 
 def _place(bundle: Bundle, kind: str) -> int | None:
