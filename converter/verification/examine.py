@@ -85,9 +85,12 @@ class Verifier(AbstractContextManager["Verifier"]):
 
 def inconclusive(check: Check, reason: str) -> Proof:
     """A verification without a result either way."""
-    return Proof(
-        check, holds=False, bitwise=False, max_abs=math.inf, reason=reason, is_inconclusive=True
-    )
+    return replace(_failed(check, reason), is_inconclusive=True)
+
+
+def _failed(check: Check, reason: str) -> Proof:
+    """A verification that cannot pass, without figures."""
+    return Proof(check, holds=False, bitwise=False, max_abs=math.inf, reason=reason)
 
 
 def examine(worker: Worker, region: Region) -> Proof:
@@ -103,18 +106,14 @@ def examine(worker: Worker, region: Region) -> Proof:
     except RuntimeTimedOut as error:
         reason = f"verification timed out: {error}, or skip verification (--verify none)"
     except ModelFormatError as error:
-        return _failed(region, f"the region alone is not a valid model: {error}")
+        return _failed(region.check, f"the region alone is not a valid model: {error}")
     except RuntimeRefused as error:
         version, _, why = error.reason.partition(": ")
         what = _REFUSED.get(version)
-        return _failed(region, f"the runtime {what}: {why}" if what else error.reason)
+        return _failed(region.check, f"the runtime {what}: {why}" if what else error.reason)
     except RuntimeFailed as error:
         reason = f"the verification could not be run: {error}"
     return inconclusive(region.check, reason)
-
-
-def _failed(region: Region, reason: str) -> Proof:
-    return replace(inconclusive(region.check, reason), is_inconclusive=False)
 
 
 def _judge_large(worker: Worker, region: Region) -> Proof | None:
@@ -185,20 +184,23 @@ def _run(worker: Worker, region: Region) -> Outcome:
         return run(after, asked)
     except RuntimeCrashed as error:
         aborted = f"LiteRT aborts on the operators as they were, {error}"
-    # Which kernel sets abort on the first version? It takes the second one's place, too.
-    supported: list[Kernels] = []
-    for kernels in asked.kernels:
-        alone = replace(asked, kernels=(kernels,), extremes=())
+
+    def aborts(kernels: Kernels) -> bool:
+        """True if a kernel set aborts on the first version, which takes the second one's place, too."""
         try:
-            run(before, alone)
+            run(before, replace(asked, kernels=(kernels,), extremes=()))
         except RuntimeCrashed:
-            continue
+            return True
         except RuntimeRefused:
-            pass  # left out below, or the reason of a refusal
-        supported.append(kernels)
+            return (
+                False  # the run below leaves these kernels out, or is refused for the same reason
+            )
+        return False
+
+    supported = tuple(kernels for kernels in asked.kernels if not aborts(kernels))
     if not supported:
         raise RuntimeCrashed(aborted)
-    return run(after, replace(asked, kernels=tuple(supported)))
+    return run(after, replace(asked, kernels=supported))
 
 
 def run_versions(
