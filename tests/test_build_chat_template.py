@@ -18,6 +18,7 @@ JOINED = """{{ bos_token }}{% for turn in messages %}{{ '[' + turn['content'] + 
 """
 LAST = """{% for turn in messages %}{{ '[' + turn['content'] + ']' }}{% endfor %}\
 {% if not add_generation_prompt %}{{ eos_token }}{% endif %}"""
+REFUSES = "{{ raise_exception('no') }}"
 TURNS = [("user", " one\n"), ("assistant", "two"), ("user", "three")]
 LLM_METADATA = 5
 
@@ -65,7 +66,8 @@ def test_a_turn_begins_with_all_that_follows_the_models_end_token(template: str)
 
 
 @pytest.mark.parametrize(
-    ("template", "begin"), [(JOINED, "<s>"), (f"<s>{CHATML}", ""), (CHATML, "<s>"), ("", "<s>")]
+    ("template", "begin"),
+    [(JOINED, "<s>"), (f"<s>{CHATML}", ""), (CHATML, "<s>"), ("", "<s>"), (REFUSES, "<s>")],
 )
 def test_the_start_token_of_a_conversation_comes_once(
     tmp_path: Path, template: str, begin: str
@@ -88,4 +90,4 @@ def test_the_start_token_of_a_conversation_comes_once(
     found = proto.LlmMetadata.FromString(content.read(0, content.size))
     assert found.start_token.token_str == begin
     assert [token.token_str for token in found.stop_tokens] == ["</a>", "</s>", "<end>"]
-    assert (found.jinja_prompt_template == template) == (not template)
+    assert (found.jinja_prompt_template == template) == (template in ("", REFUSES))

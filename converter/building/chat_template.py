@@ -39,7 +39,8 @@ _TURNS = [{"role": role, "content": "text"} for role in ("user", "assistant", "u
 def mend_template(path: Path, checkpoint: Path) -> None:
     """Put statements around a bundle's template, and drop a start token that the template gives itself.
 
-    Stop tokens, which litert-torch writes in an order of chance, are sorted.
+    A template that fails with these statements is left as it is. Stop tokens, which litert-torch writes in an order of
+    chance, are sorted.
     """
     from litert_lm_builder.runtime.proto.llm_metadata_pb2 import LlmMetadata
     from transformers import AutoTokenizer
@@ -51,9 +52,12 @@ def mend_template(path: Path, checkpoint: Path) -> None:
         if not metadata.jinja_prompt_template:
             return
         template = mended(metadata.jinja_prompt_template, tokenizer.eos_token)
+        try:
+            text = rendered(template, _TURNS[:1])
+        except Exception:  # a template may raise anything
+            return
         metadata.jinja_prompt_template = template
-        begin = tokenizer.bos_token
-        if begin and rendered(template, _TURNS[:1]).startswith(begin):
+        if tokenizer.bos_token and text.startswith(tokenizer.bos_token):
             metadata.ClearField("start_token")
 
     edit_metadata(path, "LlmMetadataProto", LlmMetadata, mend)
