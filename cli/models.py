@@ -221,7 +221,7 @@ def compare(
     from edge_opt.npu.comparing import compare_on_npu
 
     with output.bar(quiet=quiet) as progress:
-        arguments: dict[str, Any] = {
+        demands: dict[str, Any] = {
             "signatures": signatures,
             "shapes": read_shapes(shapes),
             "seed": seed,
@@ -232,10 +232,10 @@ def compare(
         if on == "npu":
             options.check_meaning(on, generate=generate)
             compiler = options.compiler_of(sdk, chip, flags)
-            report = compare_on_npu(a, b, compiler, **arguments)
+            report = compare_on_npu(a, b, compiler, **demands)
         else:
             options.check_meaning(on, sdk=sdk, soc=chip, flag=flags)
-            report = compare(a, b, on=on, generate=generate, **arguments)
+            report = compare(a, b, on=on, generate=generate, **demands)
     output.answer(report, show_comparison, as_json=as_json, quiet=quiet)
     return 0 if report else 1
 
@@ -316,19 +316,19 @@ def passes(
     described = [
         {
             "name": one.name,
-            "check": one.check.words,
+            "demand": one.check.words,
             "summary": one.summary,
             "identity": str(getdoc(type(one))),
         }
         for one in chosen
     ]
     if name is None:
-        rows = [(one["name"], one["check"], one["summary"]) for one in described]
+        rows = [(one["name"], one["demand"], one["summary"]) for one in described]
         lines = output.table([("pass", "results", "what it does"), *rows], left=3)
     else:
         (only,) = described
         lines = [f"{name} {only['summary']}.", "", *only["identity"].splitlines()]
-        lines += ["", f"Results must be {only['check']}."]
+        lines += ["", f"Results must be {only['demand']}."]
     output.answer({"passes": described}, lambda _: output.say(*lines), as_json=as_json)
 
 

@@ -85,12 +85,9 @@ class Verifier(AbstractContextManager["Verifier"]):
 
 def inconclusive(check: Check, reason: str) -> Proof:
     """A verification without a result either way."""
-    return replace(_failed(check, reason), is_inconclusive=True)
-
-
-def _failed(check: Check, reason: str) -> Proof:
-    """A verification that cannot pass, without figures."""
-    return Proof(check, holds=False, bitwise=False, max_abs=math.inf, reason=reason)
+    return Proof(
+        check, holds=False, bitwise=False, max_abs=math.inf, reason=reason, is_inconclusive=True
+    )
 
 
 def examine(worker: Worker, region: Region) -> Proof:
@@ -106,14 +103,18 @@ def examine(worker: Worker, region: Region) -> Proof:
     except RuntimeTimedOut as error:
         reason = f"verification timed out: {error}, or skip verification (--verify none)"
     except ModelFormatError as error:
-        return _failed(region.check, f"the region alone is not a valid model: {error}")
+        return _failed(region, f"the region alone is not a valid model: {error}")
     except RuntimeRefused as error:
         version, _, why = error.reason.partition(": ")
         what = _REFUSED.get(version)
-        return _failed(region.check, f"the runtime {what}: {why}" if what else error.reason)
+        return _failed(region, f"the runtime {what}: {why}" if what else error.reason)
     except RuntimeFailed as error:
         reason = f"the verification could not be run: {error}"
     return inconclusive(region.check, reason)
+
+
+def _failed(region: Region, reason: str) -> Proof:
+    return replace(inconclusive(region.check, reason), is_inconclusive=False)
 
 
 def _judge_large(worker: Worker, region: Region) -> Proof | None:
@@ -184,23 +185,20 @@ def _run(worker: Worker, region: Region) -> Outcome:
         return run(after, asked)
     except RuntimeCrashed as error:
         aborted = f"LiteRT aborts on the operators as they were, {error}"
-
-    def aborts(kernels: Kernels) -> bool:
-        """True if a kernel set aborts on the first version, which takes the second one's place, too."""
+    # Which kernel sets abort on the first version? It takes the second one's place, too.
+    supported: list[Kernels] = []
+    for kernels in asked.kernels:
+        alone = replace(asked, kernels=(kernels,), extremes=())
         try:
-            run(before, replace(asked, kernels=(kernels,), extremes=()))
+            run(before, alone)
         except RuntimeCrashed:
-            return True
+            continue
         except RuntimeRefused:
-            return (
-                False  # the run below leaves these kernels out, or is refused for the same reason
-            )
-        return False
-
-    supported = tuple(kernels for kernels in asked.kernels if not aborts(kernels))
+            pass  # left out below, or the reason of a refusal
+        supported.append(kernels)
     if not supported:
         raise RuntimeCrashed(aborted)
-    return run(after, replace(asked, kernels=supported))
+    return run(after, replace(asked, kernels=tuple(supported)))
 
 
 def run_versions(
