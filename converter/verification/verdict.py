@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -40,8 +41,8 @@ class Proof(Record):
 
     check: Check
     holds: bool
-    bitwise: bool
-    max_abs: float
+    bitwise: bool = False
+    max_abs: float = math.inf
     steps: int | None = None
     reason: str = ""
     note: str = ""
