@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -184,20 +184,22 @@ def _run(worker: Worker, region: Region) -> Outcome:
         return run(after, asked)
     except RuntimeCrashed as error:
         aborted = f"LiteRT aborts on the operators as they were, {error}"
-    # Which kernel sets abort on the first version? It takes the second one's place, too.
-    supported: list[Kernels] = []
-    for kernels in asked.kernels:
-        alone = replace(asked, kernels=(kernels,), extremes=())
-        try:
-            run(before, alone)
-        except RuntimeCrashed:
-            continue
-        except RuntimeRefused:
-            pass  # left out below, or the reason of a refusal
-        supported.append(kernels)
-    if not supported:
+    # The first version takes the second one's place, too.
+    run_before = partial(run, before)
+    left = tuple(kernels for kernels in asked.kernels if not _aborts(run_before, asked, kernels))
+    if not left:
         raise RuntimeCrashed(aborted)
-    return run(after, replace(asked, kernels=tuple(supported)))
+    return run(after, replace(asked, kernels=left))
+
+
+def _aborts(run: Callable[[Trial], Outcome], asked: Trial, kernels: Kernels) -> bool:
+    """True if a run on this kernel set ends the worker; one that is refused does not."""
+    try:
+        with suppress(RuntimeRefused):
+            run(replace(asked, kernels=(kernels,), extremes=()))
+    except RuntimeCrashed:
+        return True
+    return False
 
 
 def run_versions(
