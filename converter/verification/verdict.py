@@ -56,7 +56,7 @@ class Proof(Record):
 
     def to_dict(self) -> dict[str, Any]:
         """For reports."""
-        return {"demand": str(self.check), **Record.to_dict(self)}
+        return {"check": str(self.check), **Record.to_dict(self)}
 
 
 @dataclass(frozen=True, slots=True)
