@@ -176,9 +176,10 @@ class _Pair:
             for array in self._every_value():
                 yield None, plans, [array]
             return
-        scales = self.request.scales if _operands(plans) else ()
-        # Random numbers of its own for each scale.
-        draws = [(scale, self.drawn(scale, scale)) for scale in scales] or [(None, plans)]
+        draws: list[tuple[float | None, list[InputPlan]]] = [(None, plans)]
+        if _operands(plans):
+            # Random numbers of its own for each scale.
+            draws = [(scale, self.drawn(scale, scale)) for scale in self.request.scales]
         if any(each.role == "integer" for each in plans):
             draws += ((None, self.drawn(1.0, run=run)) for run in range(1, VARIANTS))
         for of_scale, each in draws:
