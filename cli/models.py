@@ -316,19 +316,19 @@ def passes(
     described = [
         {
             "name": one.name,
-            "demand": one.check.words,
+            "check": one.check.words,
             "summary": one.summary,
             "identity": str(getdoc(type(one))),
         }
         for one in chosen
     ]
     if name is None:
-        rows = [(one["name"], one["demand"], one["summary"]) for one in described]
+        rows = [(one["name"], one["check"], one["summary"]) for one in described]
         lines = output.table([("pass", "results", "what it does"), *rows], left=3)
     else:
         (only,) = described
         lines = [f"{name} {only['summary']}.", "", *only["identity"].splitlines()]
-        lines += ["", f"Results must be {only['demand']}."]
+        lines += ["", f"Results must be {only['check']}."]
     output.answer({"passes": described}, lambda _: output.say(*lines), as_json=as_json)
 
 

@@ -103,7 +103,7 @@ def figures(
     """Of a graph of nine operators; `us` is the estimated time."""
     time = None if us is None else TimeEstimate("SA0", us, us, us, 0)
     counts = (9, taken, parts, 0, 0, read, 0, steps)
-    return Figures("prefill_8", *counts, time=time, note="a note", qnn="1.0")
+    return Figures("prefill_8", *counts, time=time, note="a note", versions={"qnn": "1.0"})
 
 
 def say(*lines: str) -> str:

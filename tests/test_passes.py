@@ -193,7 +193,7 @@ def test_reports_say_everything_as_plain_data() -> None:
     }
     assert report.pop("failed") == []
     assert report == names | dict.fromkeys(("reason", "why", "note", "heads", "kv_heads"))
-    given = {"demand": "relative 0.5", "bitwise": True, "max_abs": 0.0, "note": None}
+    given = {"check": "relative 0.5", "bitwise": True, "max_abs": 0.0, "note": None}
     assert proof | given == proof
 
 

@@ -24,7 +24,7 @@ from edge_opt.attention.around import (
 )
 from edge_opt.attention.axes import data_of, has_known_axes
 from edge_opt.attention.block import Block, Match, NotABlock
-from edge_opt.attention.heads import HeadSearch, has_heads_in_rows, holds_heads
+from edge_opt.attention.heads import HeadSearch, SearchedLayouts, has_heads_in_rows, holds_heads
 from edge_opt.attention.labelled import Labelled, along, unlabelled
 from edge_opt.attention.labels import (
     DEEPEST,
@@ -74,7 +74,7 @@ def find_blocks(subgraph: Subgraph) -> Iterator[Match]:
 
 def _matches(subgraph: Subgraph, pairs: Sequence[Pair]) -> dict[Operator, Match]:
     """The matches of SOFTMAXes, and of other operators that compute the weights of values, by operator."""
-    layouts = HeadLayouts()
+    layouts = SearchedLayouts()
     softmaxes = [operator for operator in subgraph.operators if operator.code.name in SOFTMAXES]
     anchors = {*softmaxes, *_weights_without_softmax(pairs, softmaxes)}
     found: dict[Operator, Match] = {}
@@ -94,7 +94,7 @@ def _matches(subgraph: Subgraph, pairs: Sequence[Pair]) -> dict[Operator, Match]
     return found
 
 
-def _match(softmax: Operator, layouts: HeadLayouts) -> Match:
+def _match(softmax: Operator, layouts: SearchedLayouts) -> Match:
     """The match of a SOFTMAX; raises RefusedError if it is attention of an unknown form."""
     if softmax.shape_error:
         raise RefusedError(Why.INVALID_MODEL, "the recorded shapes are inconsistent", softmax)
@@ -297,7 +297,7 @@ def _unexplained(
             in_blocks.update(match.value_products, scores)
         elif match.is_attention:
             skipped |= products_around(anchor)
-    layouts = HeadLayouts()
+    layouts = SearchedLayouts()
     for pair in pairs:
         if not _may_be_attention(pair, in_blocks, layouts):
             continue
@@ -337,7 +337,7 @@ def _is_given(result: Tensor, axis: int, layouts: HeadLayouts) -> bool:
     return all(source.tensor.producer is None for source in ends)
 
 
-def _may_be_attention(pair: Pair, in_blocks: Container[Operator], layouts: HeadLayouts) -> bool:
+def _may_be_attention(pair: Pair, in_blocks: Container[Operator], layouts: SearchedLayouts) -> bool:
     """True if the products of a pair that are in no block may hold several heads."""
     left = [end for end in pair.products if end.operator not in in_blocks]
     if len(left) == 1 and left[0].is_outer:
@@ -350,7 +350,7 @@ def _may_be_attention(pair: Pair, in_blocks: Container[Operator], layouts: HeadL
     return len(left) == 2 or pair.mixed_by in in_blocks or (pair.is_mixed and not pair.lost_axes)
 
 
-def _has_heads_in_rows(product: Product, layouts: HeadLayouts) -> bool:
+def _has_heads_in_rows(product: Product, layouts: SearchedLayouts) -> bool:
     """True if rows or columns of a product lie as heads do."""
     if product.is_written_out or not has_known_axes(product.operator):
         return False

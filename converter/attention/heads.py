@@ -10,6 +10,7 @@ if they lie there as heads do: on batch axes, then in the outer part of the rows
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Collection, Container, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice, takewhile
@@ -33,6 +34,19 @@ from edge_opt.ir.walk import producers, walked
 from edge_opt.shapes.dimension import with_axis
 
 
+class SearchedLayouts(HeadLayouts):
+    """Layouts, and rows that a search followed to all their ends without finding heads: later searches skip them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.headless_rows: set[Labelled] = set()
+        """Rows of value products, above the products of queries and keys."""
+        self.headless_weights: set[Labelled] = set()
+        """Rows of value products, up to the next products, where more is ambiguous."""
+        self.headless_by_size: defaultdict[int, set[Labelled]] = defaultdict(set)
+        """Rows of other products, by the size of the heads that they might be."""
+
+
 @dataclass(eq=False)
 class HeadSearch:
     """The search in one attention; `scores` are the nearest products above the SOFTMAX.
@@ -44,7 +58,7 @@ class HeadSearch:
     softmax: Operator
     value_products: ValueProducts
     scores: list[Operator]
-    layouts: HeadLayouts
+    layouts: SearchedLayouts
 
     def __post_init__(self) -> None:
         product, probabilities = next(iter(self.value_products.items()))
@@ -299,7 +313,7 @@ class HeadSearch:
         yield from self.layouts.upwards(starts, is_product, known)
 
 
-def has_heads_in_rows(labelled: Labelled, layouts: HeadLayouts) -> bool:
+def has_heads_in_rows(labelled: Labelled, layouts: SearchedLayouts) -> bool:
     """True if rows or columns of a product hold heads beside those in its layout.
 
     Heads were cut from the channels, or have weights of their own; no step of a sequence has:

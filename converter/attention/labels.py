@@ -6,7 +6,6 @@
 `(N)` is the labelled factor. Why this works, with pictures: docs/head-axis.md.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
@@ -56,13 +55,6 @@ class HeadLayouts:
         # The keys include the operator, since a rewrite may define the same tensor by another one.
         self._found: dict[tuple[Operator, Labelled], Operands] = {}
         self._refusals: dict[tuple[Operator | None, Labelled], RefusedError] = {}
-        # Rows that a search followed to all their ends without finding heads in them; later searches skip them.
-        self.headless_rows: set[Labelled] = set()
-        """Rows of value products, above the products of queries and keys."""
-        self.headless_weights: set[Labelled] = set()
-        """Rows of value products, up to the next products, where more is ambiguous."""
-        self.headless_by_size: defaultdict[int, set[Labelled]] = defaultdict(set)
-        """Rows of other products, by the size of the heads that they might be."""
 
     def above(self, result: Labelled) -> Operands:
         """The operands that carry data, by index; none for an input, or if the label cannot be followed."""

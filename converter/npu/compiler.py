@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -108,8 +108,8 @@ class Figures(Record):
 
     `taken` of `operators` run on the NPU, in `partitions` pieces. Data that overflows on-chip memory is written out
     (`spill`) and read back (`fill`); both are part of `ddr_written` and `ddr_read`. `run_list` counts the steps of the
-    compiled graph. `time` is None if there is no estimate; `note` says why, or which other chip it is for. `qairt` is
-    the version of Qualcomm's libraries, `qnn` that of their interface. `on_cpu`: operators that the NPU does not run.
+    compiled graph. `time` is None if there is no estimate; `note` says why, or which other chip it is for. `versions`
+    are those of the vendor's libraries. `on_cpu`: operators that the NPU does not run.
     `least_read`: the bytes of all weights and inputs, which any compiler reads at least once.
     """
 
@@ -124,8 +124,7 @@ class Figures(Record):
     run_list: int | None = None
     time: TimeEstimate | None = None
     note: str = ""
-    qnn: str = ""
-    qairt: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
     on_cpu: tuple[OnCpu, ...] = ()
     least_read: int | None = None
 

@@ -31,8 +31,10 @@ _EVENTS = {
     2021: "us_high",
 }
 _KNOWN_INTERFACES = "2.36 to 2.40"
-_VERSION = re.compile(r"Qnn library version ([\d.]+) is used")
-_QAIRT = re.compile(r"SDK version: v(\d+\.\d+\.\d+)")
+_VERSIONS = {
+    "qairt": re.compile(r"SDK version: v(\d+\.\d+\.\d+)"),
+    "qnn": re.compile(r"Qnn library version ([\d.]+) is used"),
+}
 _LEFT = re.compile(r"LiteRT Op #(\d+) '\w+' \(code=\d+\) is not supported")
 _INVALID = "QNN op validation failed"
 _TYPE = re.compile(r"dtype=QNN_DATATYPE_(\w+)")
@@ -95,16 +97,16 @@ class Outcome:
         return reason_of(self.code)
 
     @property
-    def version(self) -> str:
-        """The version of the library, or else of its interface."""
-        named = _VERSION.search(self.errors)
-        return self.interface if named is None else named[1]
-
-    @property
-    def qairt(self) -> str:
-        """The version of Qualcomm's libraries, as people look for it; empty if the tool does not say."""
-        named = _QAIRT.search(self.errors)
-        return "" if named is None else named[1]
+    def versions(self) -> dict[str, str]:
+        """The version of Qualcomm's libraries, and that of their interface, as far as they are known."""
+        found: dict[str, str] = {}
+        for name, pattern in _VERSIONS.items():
+            named = pattern.search(self.errors)
+            if named is not None:
+                found[name] = named[1]
+        if self.interface:
+            found.setdefault("qnn", self.interface)
+        return found
 
     def refusals(self) -> dict[int, str]:
         """Why operators stay on the CPU, by their place in the model.

@@ -138,11 +138,8 @@ def still_open(part: Part, shapes: Shapes | None) -> str:
 def versions(figures: Sequence[Figures]) -> dict[str, str]:
     """Versions of the packages that produced the figures."""
     found = {"ai-edge-litert": version_of(RUNTIME) or "unknown"}
-    for one in figures:
-        if one.qairt:
-            found.setdefault("qairt", one.qairt)
-        if one.qnn:
-            found.setdefault("qnn", one.qnn)
+    for one in reversed(figures):  # the first one wins
+        found |= one.versions
     return found
 
 

@@ -69,8 +69,7 @@ class Qualcomm(Backend):
             **sums,
             time=estimate,
             note=note,
-            qnn=outcome.version,
-            qairt=outcome.qairt,
+            versions=outcome.versions,
             on_cpu=outcome.on_cpu,
         )
 

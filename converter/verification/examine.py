@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -85,9 +84,7 @@ class Verifier(AbstractContextManager["Verifier"]):
 
 def inconclusive(check: Check, reason: str) -> Proof:
     """A verification without a result either way."""
-    return Proof(
-        check, holds=False, bitwise=False, max_abs=math.inf, reason=reason, is_inconclusive=True
-    )
+    return Proof(check, holds=False, reason=reason, is_inconclusive=True)
 
 
 def examine(worker: Worker, region: Region) -> Proof:
@@ -99,33 +96,35 @@ def examine(worker: Worker, region: Region) -> Proof:
     there alone, is treated like a small one.
     """
     try:
-        return _judge_large(worker, region) or judge(_run(worker, region), region)
+        proof = _judge_in_part(worker, region) if _is_large(region) else None
+        return proof or judge(_run(worker, region), region)
     except RuntimeTimedOut as error:
         reason = f"verification timed out: {error}, or skip verification (--verify none)"
     except ModelFormatError as error:
-        return _failed(region, f"the region alone is not a valid model: {error}")
+        reason = f"the region alone is not a valid model: {error}"
+        return Proof(region.check, holds=False, reason=reason)
     except RuntimeRefused as error:
         version, _, why = error.reason.partition(": ")
         what = _REFUSED.get(version)
-        return _failed(region, f"the runtime {what}: {why}" if what else error.reason)
+        reason = f"the runtime {what}: {why}" if what else error.reason
+        return Proof(region.check, holds=False, reason=reason)
     except RuntimeFailed as error:
         reason = f"the verification could not be run: {error}"
     return inconclusive(region.check, reason)
 
 
-def _failed(region: Region, reason: str) -> Proof:
-    return replace(inconclusive(region.check, reason), is_inconclusive=False)
+def _is_large(region: Region) -> bool:
+    """True if a fraction of the region's lengths is run first."""
+    # Other checks may depend on particular elements, which a fraction could miss.
+    return region.cost > _IN_FULL and isinstance(region.check, Exact)
 
 
-def _judge_large(worker: Worker, region: Region) -> Proof | None:
-    """The verdict on a large region; None if it is small, or must be run like a small one.
+def _judge_in_part(worker: Worker, region: Region) -> Proof | None:
+    """The verdict on a large region; None if runs at a fraction of its lengths settle nothing.
 
     at 1/8 of its lengths, all kernel sets, extreme inputs, too -> in_part, the most sensitive scale
     in full, one kernel set, ordinary inputs at that scale      -> in_full
     """
-    # Other checks may depend on particular elements, which a fraction could miss.
-    if region.cost <= _IN_FULL or not isinstance(region.check, Exact):
-        return None
     try:
         part = _at_a_fraction(region)
         outcome = _run(worker, part)
@@ -185,20 +184,22 @@ def _run(worker: Worker, region: Region) -> Outcome:
         return run(after, asked)
     except RuntimeCrashed as error:
         aborted = f"LiteRT aborts on the operators as they were, {error}"
-    # Which kernel sets abort on the first version? It takes the second one's place, too.
-    supported: list[Kernels] = []
-    for kernels in asked.kernels:
-        alone = replace(asked, kernels=(kernels,), extremes=())
-        try:
-            run(before, alone)
-        except RuntimeCrashed:
-            continue
-        except RuntimeRefused:
-            pass  # left out below, or the reason of a refusal
-        supported.append(kernels)
-    if not supported:
+    # The first version takes the second one's place, too.
+    run_before = partial(run, before)
+    left = tuple(kernels for kernels in asked.kernels if not _aborts(run_before, asked, kernels))
+    if not left:
         raise RuntimeCrashed(aborted)
-    return run(after, replace(asked, kernels=tuple(supported)))
+    return run(after, replace(asked, kernels=left))
+
+
+def _aborts(run: Callable[[Trial], Outcome], asked: Trial, kernels: Kernels) -> bool:
+    """True if a run on this kernel set ends the worker; one that is refused does not."""
+    try:
+        with suppress(RuntimeRefused):
+            run(replace(asked, kernels=(kernels,), extremes=()))
+    except RuntimeCrashed:
+        return True
+    return False
 
 
 def run_versions(

@@ -95,16 +95,14 @@ def run(asked: tuple[SignatureInfo, Trial], run_model: RunModel) -> Outcome:
     signature, request = asked
     pair = _Pair(signature, request, run_model, list(request.kernels))
     reasons: list[str] = []
-    changed: list[int] = []
-    for plans, arrays in pair.ordinary_runs():
+    changed: dict[float, int] = {}
+    for of_scale, plans, arrays in pair.ordinary_runs():
         results = pair.compare(arrays)
         reasons.append(shows_nothing(results, request.parts, request.clipped))
-        if len(request.scales) > 1 and _operands(plans):
+        if of_scale is not None and len(request.scales) > 1:
             nudged = run_model("before", pair.kernels[0], _nudged(plans, arrays))
-            changed.append(_count_changed(results, nudged))
-    # The first runs are one for each scale; later ones have other integers.
-    changed = changed[: len(request.scales)]
-    scale = request.scales[int(np.argmax(changed)) if changed else 0]
+            changed[of_scale] = _count_changed(results, nudged)
+    scale = max(changed, key=changed.__getitem__, default=request.scales[0])
     for draw in range(DRAWS if request.extremes else 0):
         plans = pair.drawn(scale, draw)
         arrays = [array_of(each) for each in plans]
@@ -171,20 +169,21 @@ class _Pair:
             own = new if clipped is None else new.clip(*clipped)
             yield measure(old, own, (info, info), tolerance=tolerance)
 
-    def ordinary_runs(self) -> Iterator[tuple[list[InputPlan], list[Array]]]:
-        """The inputs of each run: one run per scale of quantized operands, or enough to cover every value."""
+    def ordinary_runs(self) -> Iterator[tuple[float | None, list[InputPlan], list[Array]]]:
+        """Each run's scale, if it has one, and inputs: one run per scale of quantized operands, or every value."""
         plans = self.drawn(1.0)
         if self.request.every_below:
             for array in self._every_value():
-                yield plans, [array]
+                yield None, plans, [array]
             return
-        scales = self.request.scales if _operands(plans) else ()
-        # Random numbers of its own for each scale.
-        draws = [self.drawn(scale, scale) for scale in scales] or [plans]
+        draws: list[tuple[float | None, list[InputPlan]]] = [(None, plans)]
+        if _operands(plans):
+            # Random numbers of its own for each scale.
+            draws = [(scale, self.drawn(scale, scale)) for scale in self.request.scales]
         if any(each.role == "integer" for each in plans):
-            draws += (self.drawn(1.0, run=run) for run in range(1, VARIANTS))
-        for each in draws:
-            yield each, list(map(array_of, each))
+            draws += ((None, self.drawn(1.0, run=run)) for run in range(1, VARIANTS))
+        for of_scale, each in draws:
+            yield of_scale, each, list(map(array_of, each))
 
     def _every_value(self) -> Iterator[Array]:
         """The only input with 0 to `every_below` - 1, and some integers beyond, as many at a time as it holds."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -40,8 +41,8 @@ class Proof(Record):
 
     check: Check
     holds: bool
-    bitwise: bool
-    max_abs: float
+    bitwise: bool = False
+    max_abs: float = math.inf
     steps: int | None = None
     reason: str = ""
     note: str = ""
@@ -55,7 +56,7 @@ class Proof(Record):
 
     def to_dict(self) -> dict[str, Any]:
         """For reports."""
-        return {"demand": str(self.check), **Record.to_dict(self)}
+        return {"check": str(self.check), **Record.to_dict(self)}
 
 
 @dataclass(frozen=True, slots=True)
