@@ -221,7 +221,7 @@ def compare(
     from edge_opt.npu.comparing import compare_on_npu
 
     with output.bar(quiet=quiet) as progress:
-        demands: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "signatures": signatures,
             "shapes": read_shapes(shapes),
             "seed": seed,
@@ -232,10 +232,10 @@ def compare(
         if on == "npu":
             options.check_meaning(on, generate=generate)
             compiler = options.compiler_of(sdk, chip, flags)
-            report = compare_on_npu(a, b, compiler, **demands)
+            report = compare_on_npu(a, b, compiler, **arguments)
         else:
             options.check_meaning(on, sdk=sdk, soc=chip, flag=flags)
-            report = compare(a, b, on=on, generate=generate, **demands)
+            report = compare(a, b, on=on, generate=generate, **arguments)
     output.answer(report, show_comparison, as_json=as_json, quiet=quiet)
     return 0 if report else 1
 
