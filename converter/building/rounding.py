@@ -10,7 +10,7 @@ import json
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +24,6 @@ from edge_opt.building.codes import CODES, CodesFile
 from edge_opt.building.gptq import BOTTOM, LEAST_ROW, TOP, Floats, Grid
 from edge_opt.building.network import (
     NAMES,
-    Harm,
     Network,
     Product,
     by_onednn,
@@ -67,24 +66,20 @@ def round_weights(job: Job, progress: Progress) -> dict[str, Any]:
     with torch.no_grad(), by_onednn(), tempfile.TemporaryDirectory() as folder:
         known = grids_of(weights)
         if not known and job.options["rotate"]:
-            # Weights round better when no channel stands out, even if activations gain nothing; they must lose nothing.
-            target = Path(folder, "rotated")
-            prepared = rotate_stream(weights, source, target, least_gain=1)
-            notes.append(prepared.note)
-            if prepared.rotated:
-                weights = load(target)
+            weights, note = _rotated(weights, source, Path(folder, "rotated"))
+            notes.append(note)
         network = Network(weights, *texts)
         rounded = CodesFile(Path(folder, CODES), weights, network.modules())
+        rounding = _Rounding(network, rounded, progress)
         if known:
             unused = "" if given is None else ", so the plan is not used"
             notes.append(f"The checkpoint's weights lie on a 4-bit grid already{unused}")
-            plan, moments = _kept(network, known, rounded, progress)
+            plan, moments = rounding.kept(known)
         elif given is not None:
             plan = checked_plan(given, network)
-            moments = network.rounded(plan.in_4_bits(), rounded.keep, progress)
+            moments = rounding.carry_out(plan)
         else:
-            moments, harm = network.measured(progress)
-            plan = _measured_plan(network, harm, rounded, job.options["ratio"], progress)
+            plan, moments = rounding.measured(job.options["ratio"])
         chosen = network.modules(plan.in_4_bits())
         codes = CodesFile(output / CODES, weights, chosen)
         codes.keep_moments(moments)
@@ -100,6 +95,13 @@ def round_weights(job: Job, progress: Progress) -> dict[str, Any]:
             plan = replace(plan, together=network.harm_of(chosen, rounded.grid))
     (output / PLAN).write_text(json.dumps(asdict(plan), indent=1), encoding="utf-8")
     return {"notes": [*notes, *plan_lines(plan)]}
+
+
+def _rotated(weights: Streamed, source: Path, target: Path) -> tuple[Streamed, str]:
+    """The checkpoint with its residual stream rotated, if that is possible, and a note."""
+    # Weights round better when no channel stands out, even if activations gain nothing; they must lose nothing.
+    prepared = rotate_stream(weights, source, target, least_gain=1)
+    return load(target) if prepared.rotated else weights, prepared.note
 
 
 class _Texts(NamedTuple):
@@ -152,24 +154,49 @@ def _texts(checkpoint: Path, prompts: Path) -> _Texts:
     return _Texts(read, alone, judged)
 
 
-def _measured_plan(
-    network: Network, harm: Harm, rounded: CodesFile, ratio: float, progress: Progress
-) -> Plan:
-    """The plan that follows from the harm of each product alone, and of those that are chosen; rounds these."""
-    measured = [Choice(one.layer, one.name, one.weights, 8, kl) for one, kl in harm.products]
-    made: set[str] = set()
+@dataclass
+class _Rounding:
+    """Rounds products of a network, and keeps them in a file; `made` are the modules that were rounded last."""
 
-    def together(plan: Plan) -> float:
-        nonlocal made
-        names = {*network.modules(plan.in_4_bits())}
-        if not names <= made:
-            network.rounded(plan.in_4_bits(), rounded.keep, progress)
-            made = names
-        return network.harm_of(names, rounded.grid)
+    network: Network
+    codes: CodesFile
+    progress: Progress
+    made: set[str] = field(default_factory=set)
 
-    allowance = allowed_for(ratio)
-    plan = choose(measured, together, allowance - harm.logits)
-    return replace(plan, allowance=allowance, logits=harm.logits)
+    def carry_out(self, plan: Plan) -> Floats:
+        """Round the products that a plan has in 4 bits; returns the moments, as `Network.rounded` does."""
+        self.made = {*self.network.modules(plan.in_4_bits())}
+        return self.network.rounded(plan.in_4_bits(), self.codes.keep, self.progress)
+
+    def measured(self, ratio: float) -> tuple[Plan, Floats]:
+        """The plan by the harm of each product alone and of those that are chosen, which it rounds; and the moments."""
+        moments, harm = self.network.measured(self.progress)
+        measured = [Choice(one.layer, one.name, one.weights, 8, kl) for one, kl in harm.products]
+        allowance = allowed_for(ratio)
+        plan = choose(measured, self.together, allowance - harm.logits)
+        return replace(plan, allowance=allowance, logits=harm.logits), moments
+
+    def together(self, plan: Plan) -> float:
+        """What a plan costs as a whole; rounds it unless it is part of the last one that was rounded."""
+        names = {*self.network.modules(plan.in_4_bits())}
+        if not names <= self.made:
+            self.carry_out(plan)
+        return self.network.harm_of(names, self.codes.grid)
+
+    def kept(self, known: dict[str, Grid]) -> tuple[Plan, Floats]:
+        """The plan with those products in 4 bits of which all weights lie on a grid, which are kept; and the moments.
+
+        Takes the grids from memory.
+        """
+        on_grid = {*known}
+
+        def lies_on_grid(product: Product) -> bool:
+            return product.modules.keys() <= on_grid
+
+        for name in on_grid:
+            self.codes.keep(name, known.pop(name))
+        moments = self.carry_out(Plan(()))  # rounds nothing
+        return Plan(tuple(_bits(self.network, lies_on_grid))), moments
 
 
 def checked_plan(given: Mapping[str, Any], network: Network) -> Plan:
@@ -190,25 +217,6 @@ def checked_plan(given: Mapping[str, Any], network: Network) -> Plan:
     measured = [replace(one, kl=harms[one.layer, one.name]) for one in products]
     # What else the file tells was measured for another checkpoint, or for other bits.
     return Plan(tuple(measured))
-
-
-def _kept(
-    network: Network, known: dict[str, Grid], rounded: CodesFile, progress: Progress
-) -> tuple[Plan, Floats]:
-    """The plan with those products in 4 bits of which all weights lie on a grid, which are kept; and the moments.
-
-    Takes the grids from memory.
-    """
-    on_grid = {*known}
-
-    def lies_on_grid(product: Product) -> bool:
-        return product.modules.keys() <= on_grid
-
-    for name in on_grid:
-        rounded.keep(name, known.pop(name))
-    round_none = Plan(()).in_4_bits()
-    moments = network.rounded(round_none, rounded.keep, progress)
-    return Plan(tuple(_bits(network, lies_on_grid))), moments
 
 
 def _bits(network: Network, in_4_bits: Callable[[Product], bool]) -> list[Choice]:

@@ -122,19 +122,18 @@ def _has_positions_first(signature: SignatureInfo) -> bool:
 
 
 def _refused(graph: Subgraph, target: Target) -> _Faults:
-    operators = Counter[str]()
-    composites = Counter[str]()
-    for operator in filter(target.refuses, graph):
-        if operator.name == COMPOSITE:
-            composites[composite_name(operator)] += 1
+    refused = filter(target.refuses, graph)
+    counts = Counter((operator.name, composite_name(operator)) for operator in refused)
+    composites: list[str] = []
+    for (name, composite), count in sorted(counts.items()):
+        times = many(count, "time")
+        if name == COMPOSITE:
+            composites.append(f"{composite} {times}")
         else:
-            operators[operator.name] += 1
-    for name, count in sorted(operators.items()):
-        yield "operator", f"{name} is refused ({many(count, 'time')})"
-    names = ", ".join(f"{name} {many(count, 'time')}" for name, count in sorted(composites.items()))
-    if names:
+            yield "operator", f"{name} is refused ({times})"
+    if composites:
         remedy = "a target file with inline_composites = true opens them"
-        yield "composite", f"composites are not opened: {names}; {remedy}"
+        yield "composite", f"composites are not opened: {', '.join(composites)}; {remedy}"
 
 
 class TensorKind(NamedTuple):
