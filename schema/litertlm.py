@@ -234,9 +234,10 @@ class ExecutorMetadata(NamedTuple):
     rings: tuple[bool, ...]
 
 
-def section_of(bundle: Bundle) -> int | None:
-    """The index of the bundle's section with executor metadata; None without one."""
-    return next((i for i, one in enumerate(bundle.sections) if one.data_type == SECTION_TYPE), None)
+def section_of(bundle: Bundle, data_type: int = SECTION_TYPE) -> int | None:
+    """The index of the bundle's first section of a type, by default of executor metadata; None without one."""
+    types = [section.data_type for section in bundle.sections]
+    return types.index(data_type) if data_type in types else None
 
 
 def read_executor_metadata(bundle: Bundle | None) -> ExecutorMetadata | None:

@@ -9,6 +9,7 @@ from pretend_stages import FLOAT, write
 pytest.importorskip("transformers", reason="transformers is not installed (extra build)")
 
 from edge_opt.building.chat_template import mend_template, mended
+from edge_opt.building.prompts import rendered
 from edge_opt.schema.litertlm import read_bundle
 
 CHATML = """{% for turn in messages %}<|{{ turn.role }}|>{{ turn['content'] }}<end>
@@ -21,15 +22,6 @@ LAST = """{% for turn in messages %}{{ '[' + turn['content'] + ']' }}{% endfor %
 REFUSES = "{{ raise_exception('no') }}"
 TURNS = [("user", " one\n"), ("assistant", "two"), ("user", "three")]
 LLM_METADATA = 5
-
-
-def rendered(template: str, turns: Any, *, asks: bool = True, **tokens: str) -> str:
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    texts, _ = render_jinja_template(
-        [turns], chat_template=template, add_generation_prompt=asks, **tokens
-    )
-    return str(texts[0])
 
 
 def as_texts(count: int) -> Any:
@@ -85,7 +77,10 @@ def test_the_start_token_of_a_conversation_comes_once(
         given.stop_tokens.add().token_str = stop
     section = (LLM_METADATA, {}, given.SerializeToString())
     path = write(tmp_path / "m.litertlm", FLOAT, section)
-    mend_template(path, tmp_path)
+    note = mend_template(path, tmp_path)
+    assert ("the chat template is kept, and may fail in LiteRT-LM: no" in note) == (
+        template == REFUSES
+    )
     content = read_bundle(path).content(0)
     found = proto.LlmMetadata.FromString(content.read(0, content.size))
     assert found.start_token.token_str == begin

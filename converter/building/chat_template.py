@@ -36,16 +36,17 @@ _AROUND = Template("""\
 _TURNS = [{"role": role, "content": "text"} for role in ("user", "assistant", "user")]
 
 
-def mend_template(path: Path, checkpoint: Path) -> None:
+def mend_template(path: Path, checkpoint: Path) -> str:
     """Put statements around a bundle's template, and drop a start token that the template gives itself.
 
-    A template that fails with these statements is left as it is. Stop tokens, which litert-torch writes in an order of
-    chance, are sorted.
+    A template that fails with these statements is left as it is, and the returned note says so; else it is empty. Stop
+    tokens, which litert-torch writes in an order of chance, are sorted.
     """
     from litert_lm_builder.runtime.proto.llm_metadata_pb2 import LlmMetadata
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    notes: list[str] = []
 
     def mend(metadata: LlmMetadata) -> None:
         metadata.stop_tokens.sort(key=lambda token: token.SerializeToString())
@@ -54,13 +55,15 @@ def mend_template(path: Path, checkpoint: Path) -> None:
         template = mended(metadata.jinja_prompt_template, tokenizer.eos_token)
         try:
             text = rendered(template, _TURNS[:1])
-        except Exception:  # a template may raise anything
+        except Exception as error:  # a template may raise anything
+            notes.append(f"Warning: the chat template is kept, and may fail in LiteRT-LM: {error}")
             return
         metadata.jinja_prompt_template = template
         if tokenizer.bos_token and text.startswith(tokenizer.bos_token):
             metadata.ClearField("start_token")
 
     edit_metadata(path, "LlmMetadataProto", LlmMetadata, mend)
+    return "".join(notes)
 
 
 def mended(template: str, end: str | None) -> str:
@@ -69,9 +72,8 @@ def mended(template: str, end: str | None) -> str:
     The text of a conversation has to begin that of a longer one. `eos_token` is empty if it breaks that: Phi-3's
     template has it behind the last answer only.
     """
-    whole = template
+    own = template.removesuffix("\n")  # as jinja does
     for text in (end or "", ""):
-        own = template.removesuffix("\n")  # as jinja does
         whole = _AROUND.substitute(end=json.dumps(text, ensure_ascii=False), template=own)
         if _goes_on(whole):
             break

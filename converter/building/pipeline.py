@@ -266,8 +266,8 @@ def export(job: Job, _: Progress) -> Values:
         mend_export(job.model)
     if job.options["window"]:
         write_window(job.model, job.options["window"])
-    mend_template(job.model, source)
     notes = [prepared.note, memory_note(can_stream=can_stream, streams=streams)]
+    notes.append(mend_template(job.model, source))
     return {"notes": [*filter(None, notes)], "rotated": prepared.rotated}
 
 

@@ -11,11 +11,12 @@ from typing import Any
 from edge_opt.ir import Model, Tensor, load
 from edge_opt.ir.opening import CALL, MAIN_SECTION, is_compiled
 from edge_opt.schema.data import Source
-from edge_opt.schema.litertlm import Bundle, Section, is_bundle, read_bundle
+from edge_opt.schema.litertlm import Bundle, Section, is_bundle, read_bundle, section_of
 from edge_opt.schema.reader import read_model
 from edge_opt.schema.table import ENUMS, Table
 
-_KINDS = {number: kind for kind, number in ENUMS["AnySectionDataType"].items()}
+_NUMBERS = ENUMS["AnySectionDataType"]
+_KINDS = {number: kind for kind, number in _NUMBERS.items()}
 _CHUNK = 1 << 20
 _WORD = re.compile(r"[\w .-]*", re.ASCII)
 
@@ -76,14 +77,14 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
 def metadata_of(path: Path, kind: str, message: Any) -> Any | None:
     """A bundle's section of a kind, a protocol buffer of the class `message`; None if it has none."""
     bundle = read_bundle(path)
-    place = _place(bundle, kind)
+    place = section_of(bundle, _NUMBERS[kind])
     return None if place is None else _values(bundle, place, message)
 
 
 def edit_metadata(path: Path, kind: str, message: Any, edit: Callable[[Any], None]) -> bool:
     """Edit such a section; False if the bundle has none."""
     bundle = read_bundle(path)
-    place = _place(bundle, kind)
+    place = section_of(bundle, _NUMBERS[kind])
     if place is None:
         return False
     values = _values(bundle, place, message)
@@ -96,12 +97,6 @@ def edit_metadata(path: Path, kind: str, message: Any, edit: Callable[[Any], Non
 def _values(bundle: Bundle, place: int, message: Any) -> Any:
     content = bundle.content(place)
     return message.FromString(content.read(0, content.size))
-
-
-def _place(bundle: Bundle, kind: str) -> int | None:
-    """The index of the first section of a kind."""
-    kinds = [_KINDS.get(section.data_type) for section in bundle.sections]
-    return kinds.index(kind) if kind in kinds else None
 
 
 def faults(before: Path, after: Path) -> list[str]:
