@@ -299,11 +299,14 @@ def test_the_headline_names_the_reference_kernels_only_where_they_ran(
     assert f"bit-identical (1 run){where}; a note" in said
 
 
-def test_the_headline_has_the_largest_difference_where_bits_are_not_demanded() -> None:
+def test_the_headline_has_the_largest_difference_where_bits_may_differ_and_how_to_do_without() -> (
+    None
+):
     proofs = [Proof(Within(0.1), holds=True, bitwise=False, max_abs=by) for by in (0.5, 0.25)]
     sites = [verdict(Status.CONVERTED, "balanced_norms", proof) for proof in proofs]
     said = ConversionResult(None, None, "generic", "regions", sites=sites).summary().splitlines()[0]
-    assert said.endswith("of each pass (2 run): largest difference 0.5, by balanced_norms.")
+    figure = "largest difference 0.5, by balanced_norms; none with --skip balanced_norms."
+    assert said.endswith(f"of each pass (2 run): {figure}")
 
 
 def test_one_unverified_site_among_converted_ones_is_no_error() -> None:

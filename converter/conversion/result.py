@@ -226,11 +226,16 @@ def _verified(result: ConversionResult) -> str:
 
 
 def _largest_difference(converted: Iterable[Verdict]) -> str:
-    """The largest difference of results, its pass, and how the check was met; empty if there is nothing to say."""
+    """The largest difference of results, its pass, how the check was met, and how to do without any; may be empty."""
     proofs = [(site.proof, site.pass_name) for site in converted if site.proof is not None]
     worst, name = max(proofs, key=lambda pair: pair[0].max_abs)
     figure = f"largest difference {worst.max_abs:.3g}, by {name}" if worst.max_abs else ""
-    return ": ".join(filter(None, (figure, worst.note)))
+    differing: dict[str, None] = {}
+    for proof, its_pass in proofs:
+        if proof.max_abs and not proof.check.changes_results:
+            differing[its_pass] = None
+    remedy = f"none with --skip {','.join(differing)}" if differing else ""
+    return "; ".join(filter(None, (figure, worst.note, remedy)))
 
 
 def _ran_on_reference(proof: Proof) -> bool:
