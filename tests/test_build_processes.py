@@ -27,7 +27,7 @@ from terminal_signals import gone
 from edge_opt.base import packages, processes
 from edge_opt.base.errors import EdgeOptError, OutputError, UsageError
 from edge_opt.base.words import Progress
-from edge_opt.building import StageFailedError, pipeline, stages
+from edge_opt.building import StageFailedError, pipeline, rope, stages
 from edge_opt.building.evaluation import check_runtimes
 from edge_opt.building.mending import widen_sums, write_window
 from edge_opt.building.stages import Job, OutOfMemoryError
@@ -141,21 +141,26 @@ def test_a_pipeline_that_lacks_what_is_called_is_refused_by_name(
 
 
 DEFAULT = {"rope_type": "default", "rope_theta": 1e4}
-LONG = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
+LONG = {"rope_type": "longrope", "original_max_position_embeddings": 4096}
 
 
-def test_positions_whose_frequencies_change_with_the_text_are_refused_before_the_export() -> None:
-    for rope, kind in (
-        (LONG, "longrope"),
-        ({"a": DEFAULT, "b": LONG}, "longrope"),
-        (None, "not RoPE"),
-    ):
-        text = SimpleNamespace(rope_parameters=rope)
-        described = SimpleNamespace(get_text_config=lambda text=text: text)
-        with pytest.raises(
-            UsageError, match=f"positions are {kind}, and litert-torch exports only"
-        ):
-            pipeline.check_rope(described)
+@pytest.mark.parametrize(
+    ("parameters", "refusal"),
+    [
+        (LONG, "RoPE is longrope, whose frequencies change after 4096 positions"),
+        ({"a": DEFAULT, "b": LONG}, "RoPE is longrope"),
+        ({"rope_type": "dynamic"}, "RoPE is dynamic, whose frequencies change after 8192"),
+        (None, "positions are not RoPE, and litert-torch exports only"),
+        ({"rope_type": "mrope"}, "positions are mrope, and litert-torch exports only"),
+    ],
+)
+def test_frequencies_that_change_within_the_cache_are_refused_before_the_export(
+    parameters: Any, refusal: str
+) -> None:
+    text = SimpleNamespace(rope_parameters=parameters, max_position_embeddings=8192)
+    described = SimpleNamespace(get_text_config=lambda: text)
+    with pytest.raises(UsageError, match=refusal):
+        rope.check_rope(described, 8193)
 
 
 SIZES = {"hidden_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
@@ -170,17 +175,17 @@ WHOLE = "full_attention"
         ("Llama", {}, None),
         ("Olmo3", {"num_hidden_layers": 2, "layer_types": [SLIDES, WHOLE]}, None),
         ("Gemma3Text", {"layer_types": [SLIDES]}, f"no layer of the checkpoint has '{WHOLE}'"),
-        ("Phi3", {"rope_parameters": {**DEFAULT, "partial_rotary_factor": 0.5}}, "has 6 cosines"),
+        ("Phi3", {"rope_parameters": {**DEFAULT, "partial_rotary_factor": 0.5}}, None),
         ("GPTNeoX", {}, "and GPTNeoXForCausalLM has none: give a"),
     ],
 )
-def test_rope_that_does_not_turn_whole_heads_is_refused_before_the_export(
+def test_rope_that_litert_torch_does_not_find_is_refused_before_the_export(
     family: str, settings: dict[str, Any], refusal: str | None
 ) -> None:
     transformers = pytest.importorskip("transformers")
     described = getattr(transformers, f"{family}Config")(**{**SIZES, **settings})
     with pytest.raises(UsageError, match=refusal) if refusal else nullcontext():
-        pipeline.check_rope(described)
+        rope.check_rope(described, 1280)
 
 
 @pytest.mark.slow

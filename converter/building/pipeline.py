@@ -33,6 +33,7 @@ from edge_opt.building.prompts import (
     wording_of,
 )
 from edge_opt.building.rings import SETTING, plan_caches
+from edge_opt.building.rope import check_rope, export_as_it_is
 from edge_opt.building.rotation import prepare
 from edge_opt.building.sections import keep_sections
 from edge_opt.building.source import check_end
@@ -74,8 +75,6 @@ _NOT_STREAMED = (
     f"{_IN_MEMORY}litert-torch would stream them from one model.safetensors, or from the files of an index, that hold "
     f"each once and under its name"
 )
-_FIXED_ROPE = ("default", "linear", "llama3", "proportional", "yarn")
-"""Types of RoPE whose frequencies do not depend on the length of the text, which an export cannot follow."""
 _PREFILL = re.compile(r"prefill_(\d+)")
 
 
@@ -170,58 +169,13 @@ def _planned_caches(config: Any, checkpoint: Path, *, whole: bool) -> Values:
     from transformers import AutoConfig, GenerationConfig
 
     described = AutoConfig.from_pretrained(checkpoint)
-    check_rope(described)
+    lengths = getattr(config, "cache_lengths", None) or [config.cache_length]
+    check_rope(described, max(lengths))
     check_end(checkpoint, GenerationConfig.from_model_config(described).eos_token_id)
-    shortest = min(getattr(config, "cache_lengths", None) or [config.cache_length])
     text = described.get_text_config().to_dict()
     return plan_caches(
-        text, config.prefill_lengths, shortest, getattr(config, SETTING, None), whole=whole
+        text, config.prefill_lengths, min(lengths), getattr(config, SETTING, None), whole=whole
     )
-
-
-def check_rope(described: Any) -> None:
-    """Raise UsageError if a checkpoint, by its configuration, has no RoPE or one that cannot be exported.
-
-    litert-torch exports `rotary_emb` as a model of its own, and layers that read as many cosines as a head has numbers,
-    however many it makes.
-    """
-    text = described.get_text_config()
-    rope = getattr(text, "rope_parameters", None) or {}
-    of_layers = {kind: one for kind, one in rope.items() if isinstance(one, dict)}
-    for one in of_layers.values() or [rope]:
-        how = one.get("rope_type")
-        if how not in _FIXED_ROPE:
-            raise UsageError(
-                f"the checkpoint's positions are {how or 'not RoPE'}, and litert-torch exports only RoPE of the types "
-                f"{', '.join(_FIXED_ROPE)} (rope_type in config.json): give another checkpoint"
-            )
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(described)
-        nothing = torch.zeros(1, 1)
-    inner = getattr(model, "model", None)
-    layers: Any = getattr(inner, "language_model", inner)
-    rotary = getattr(layers, "rotary_emb", None)
-    if rotary is None:
-        raise UsageError(
-            f"litert-torch exports only models with `model.rotary_emb`, and {type(model).__name__} has none: give a "
-            f"checkpoint of another family"
-        )
-    sizes = {one.head_dim for one in layers.modules() if hasattr(one, "head_dim")}
-    for kind in of_layers or [None]:
-        if kind and kind not in text.layer_types:
-            raise UsageError(
-                f"no layer of the checkpoint has '{kind}', but litert-torch exports this family only with at least one "
-                f"of each kind among layer_types in config.json: give another checkpoint"
-            )
-        width = rotary(nothing, nothing, *filter(None, [kind]))[0].shape[-1]
-        if width not in sizes:
-            raise UsageError(
-                f"the checkpoint's RoPE has {width} cosines, not as many as a head has numbers, and "
-                f"litert-torch exports only RoPE of whole heads: give a checkpoint of another family"
-            )
 
 
 def _planned_prompts(
@@ -261,6 +215,7 @@ def export(job: Job, _: Progress) -> Values:
     config.delete_in_memory_params = streams
     if streams:
         _read_generation_settings(source)
+    export_as_it_is()
     stages.npu_export(config, job.output)
     if streams:
         mend_export(job.model)
