@@ -140,6 +140,27 @@ def test_a_pipeline_that_lacks_what_is_called_is_refused_by_name(
         pipeline.check_pipeline()
 
 
+@pytest.mark.parametrize(
+    ("model_type", "settings", "refusal"),
+    [
+        ("llama", {}, None),
+        ("gemma3", {"layer_types": ["sliding_attention", "full_attention"]}, None),
+        ("gemma4", {"hidden_size_per_layer_input": 12}, None),
+        ("gemma4_text", {"hidden_size_per_layer_input": 0}, None),
+        ("gemma4_text", {"hidden_size_per_layer_input": 12}, "type is gemma4_text, and .*only for gemma4"),
+        ("lfm2", {"layer_types": ["full_attention", "conv"]}, "of the kind conv, and"),
+        ("qwen3_5_text", {"layer_types": ["linear_attention"]}, "of the kind linear_attention, and"),
+    ],
+)  # fmt: skip
+def test_layers_that_need_more_than_split_caches_are_refused_before_the_export(
+    model_type: str, settings: dict[str, Any], refusal: str | None
+) -> None:
+    text = SimpleNamespace(**settings)
+    described = SimpleNamespace(model_type=model_type, get_text_config=lambda: text)
+    with pytest.raises(UsageError, match=refusal) if refusal else nullcontext():
+        pipeline.check_layers(described)
+
+
 DEFAULT = {"rope_type": "default", "rope_theta": 1e4}
 LONG = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
 

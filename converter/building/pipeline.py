@@ -76,6 +76,8 @@ _NOT_STREAMED = (
 )
 _FIXED_ROPE = ("default", "linear", "llama3", "proportional", "yarn")
 """Types of RoPE whose frequencies do not depend on the length of the text, which an export cannot follow."""
+_LAYERS = {"full_attention", "sliding_attention"}
+"""Kinds of layers whose caches litert-torch splits."""
 _PREFILL = re.compile(r"prefill_(\d+)")
 
 
@@ -170,6 +172,7 @@ def _planned_caches(config: Any, checkpoint: Path, *, whole: bool) -> Values:
     from transformers import AutoConfig, GenerationConfig
 
     described = AutoConfig.from_pretrained(checkpoint)
+    check_layers(described)
     check_rope(described)
     check_end(checkpoint, GenerationConfig.from_model_config(described).eos_token_id)
     shortest = min(getattr(config, "cache_lengths", None) or [config.cache_length])
@@ -177,6 +180,22 @@ def _planned_caches(config: Any, checkpoint: Path, *, whole: bool) -> Values:
     return plan_caches(
         text, config.prefill_lengths, shortest, getattr(config, SETTING, None), whole=whole
     )
+
+
+def check_layers(described: Any) -> None:
+    """Raise UsageError if layers, by the configuration, need other inputs than attention whose caches can be split."""
+    text = described.get_text_config()
+    others = sorted({*(getattr(text, "layer_types", None) or ())} - _LAYERS)
+    if others:
+        raise UsageError(
+            f"the checkpoint has layers of the kind {others[0]}, and litert-torch exports only "
+            f"{' and '.join(sorted(_LAYERS))} for NPUs: give a checkpoint of another family"
+        )
+    if getattr(text, "hidden_size_per_layer_input", 0) and described.model_type != "gemma4":
+        raise UsageError(
+            f"the checkpoint's model type is {described.model_type}, and litert-torch exports embeddings of each layer "
+            f"for NPUs only for gemma4: save a Gemma 4 as Gemma4ForConditionalGeneration, or give another family"
+        )
 
 
 def check_rope(described: Any) -> None:
