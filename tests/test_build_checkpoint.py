@@ -62,7 +62,7 @@ def test_offsets_outside_the_weights_or_of_another_size_are_an_error(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["Llama", "Gemma3Text"])
+@pytest.mark.parametrize("family", ["Llama", "Gemma3Text", "Gemma4Text"])
 @pytest.mark.parametrize("shard", ["1GB", "10KB"])
 def test_a_model_whose_weights_stay_on_disk_gives_the_same_bits(
     tmp_path: Path, family: str, shard: str
@@ -70,9 +70,13 @@ def test_a_model_whose_weights_stay_on_disk_gives_the_same_bits(
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 50}
-    config = getattr(transformers, f"{family}Config")(**sizes, **heads, tie_word_embeddings=True)
+    others = {"tie_word_embeddings": True, "hidden_size_per_layer_input": 0}
+    config = getattr(transformers, f"{family}Config")(**sizes, **heads, **others)
     torch.manual_seed(0)
     made = transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
+    for name, buffer in made.named_buffers():
+        if name.endswith("layer_scalar"):
+            buffer.fill_(0.5)
     made.save_pretrained(tmp_path / "model", max_shard_size=shard)
     auto = transformers.AutoModelForCausalLM
     whole = auto.from_pretrained(tmp_path / "model", dtype=torch.float32).eval()
@@ -86,7 +90,8 @@ def test_a_model_whose_weights_stay_on_disk_gives_the_same_bits(
         assert torch.equal(weights.model(ids).logits, whole(ids).logits)
     assert all(weight.is_meta for weight in weights.model.parameters()), "nothing stays in memory"
     places = weights.prepare_copy(tmp_path / "model", tmp_path / "copy", ["model.norm.weight"])
-    assert [name for name, one in places.items() if one.dtype == "F32"] == ["model.norm.weight"]
+    assert places["model.norm.weight"].dtype == "F32"
+    assert places["model.layers.0.mlp.up_proj.weight"].dtype == "BF16"
     places.pop("model.norm.weight").codes("r+")[:] = weights.read("model.norm.weight")
     weights.copy_to(places)
     copied = auto.from_pretrained(tmp_path / "copy", dtype=torch.float32).eval()

@@ -27,7 +27,7 @@ from terminal_signals import gone
 from edge_opt.base import packages, processes
 from edge_opt.base.errors import EdgeOptError, OutputError, UsageError
 from edge_opt.base.words import Progress
-from edge_opt.building import StageFailedError, pipeline, rope, stages
+from edge_opt.building import StageFailedError, exportable, pipeline, stages
 from edge_opt.building.evaluation import check_runtimes
 from edge_opt.building.mending import widen_sums, write_window
 from edge_opt.building.stages import Job, OutOfMemoryError
@@ -140,6 +140,27 @@ def test_a_pipeline_that_lacks_what_is_called_is_refused_by_name(
         pipeline.check_pipeline()
 
 
+@pytest.mark.parametrize(
+    ("model_type", "settings", "refusal"),
+    [
+        ("llama", {}, None),
+        ("gemma3", {"layer_types": ["sliding_attention", "full_attention"]}, None),
+        ("gemma4", {"hidden_size_per_layer_input": 12}, None),
+        ("gemma4_text", {"hidden_size_per_layer_input": 0}, None),
+        ("gemma4_text", {"hidden_size_per_layer_input": 12}, "type is gemma4_text, and .*only for gemma4"),
+        ("lfm2", {"layer_types": ["full_attention", "conv"]}, "of the kind conv, and"),
+        ("qwen3_5_text", {"layer_types": ["linear_attention"]}, "of the kind linear_attention, and"),
+    ],
+)  # fmt: skip
+def test_layers_that_need_more_than_split_caches_are_refused_before_the_export(
+    model_type: str, settings: dict[str, Any], refusal: str | None
+) -> None:
+    text = SimpleNamespace(**settings)
+    described = SimpleNamespace(model_type=model_type, get_text_config=lambda: text)
+    with pytest.raises(UsageError, match=refusal) if refusal else nullcontext():
+        exportable.check_layers(described)
+
+
 DEFAULT = {"rope_type": "default", "rope_theta": 1e4}
 LONG = {"rope_type": "longrope", "original_max_position_embeddings": 4096}
 
@@ -160,7 +181,7 @@ def test_frequencies_that_change_within_the_cache_are_refused_before_the_export(
     text = SimpleNamespace(rope_parameters=parameters, max_position_embeddings=8192)
     described = SimpleNamespace(get_text_config=lambda: text)
     with pytest.raises(UsageError, match=refusal):
-        rope.check_rope(described, 8193)
+        exportable.check_rope(described, 8193)
 
 
 SIZES = {"hidden_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
@@ -185,7 +206,7 @@ def test_rope_that_litert_torch_does_not_find_is_refused_before_the_export(
     transformers = pytest.importorskip("transformers")
     described = getattr(transformers, f"{family}Config")(**{**SIZES, **settings})
     with pytest.raises(UsageError, match=refusal) if refusal else nullcontext():
-        rope.check_rope(described, 1280)
+        exportable.check_rope(described, 1280)
 
 
 @pytest.mark.slow

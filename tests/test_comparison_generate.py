@@ -19,8 +19,9 @@ from edge_opt.comparison.findings import GenerationComparison
 from edge_opt.comparison.generate import plan_loop
 from edge_opt.ir import to_bytes
 from edge_opt.ir.parse import parse
-from edge_opt.runtime.loop import Loop
-from edge_opt.runtime.protocol import RuntimeRefused
+from edge_opt.runtime.loop import Call, Loop
+from edge_opt.runtime.loop import run as run_loop
+from edge_opt.runtime.protocol import Arrays, RuntimeRefused
 from edge_opt.runtime.tensors import SignatureInfo, TensorInfo
 
 
@@ -189,6 +190,27 @@ def test_helpers_are_called_before_and_what_updates_the_caches_behind() -> None:
     assert tuple(called(planned(PREFILL, SPLIT, **helpers))) == expected, (
         "the loop makes masks itself"
     )
+
+
+def test_a_per_layer_embedder_computes_the_input_with_its_prefix() -> None:
+    per_layer = tensor("per_layer_embeddings", 1, 1, 2, 8)
+    step = SignatureInfo("decode", (EMBEDDINGS, per_layer, CACHE), (CACHE, LOGITS))
+    own = SignatureInfo("per_layer", (tokens(1),), (replace(per_layer, name="embeddings"),))
+    loop = planned(PREFILL, step, embedder=[EMBEDDER], per_layer_embedder=[own])
+    ran: dict[str, Arrays] = {}
+
+    def invoke(call: Call, inputs: Arrays) -> Arrays:
+        ran[call.model] = inputs
+        filler = {"embedder": 1, "per_layer_embedder": 2}.get(call.model, 0)
+        return {
+            info.name: np.full(info.shape, filler, info.dtype) for info in call.signature.outputs
+        }
+
+    run_loop(loop, invoke)
+    assert (ran["main"]["embeddings"] == 1).all()
+    assert (ran["main"]["per_layer_embeddings"] == 2).all()
+    with pytest.raises(UsageError, match="no model computes input 'embeddings'"):
+        planned(PREFILL, step, per_layer_embedder=[own])
 
 
 def test_the_last_prefill_of_a_prompt_has_room_for_all_of_its_rows() -> None:

@@ -29,6 +29,7 @@ THIRD_PARTY = {
             "evaluation",
             "logits",
             "network",
+            "exportable",
             "pipeline",
             "rotation",
             "rounding",

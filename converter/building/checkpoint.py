@@ -188,7 +188,12 @@ class Streamed:
             if is_text and file.is_file() and not (output / file.name).exists():
                 shutil.copy(file, output)
         tensors: dict[str, Layout] = {}
-        for name, weight in self.model.named_parameters(remove_duplicate=not untie):
+        written: set[Any] = set()
+        # Not `named_parameters`: Gemma 4 has a trained buffer, `layer_scalar`.
+        for name, weight in self.model.state_dict(keep_vars=True).items():
+            if weight in written and not untie:
+                continue
+            written.add(weight)
             stored = self._stored.get(weight)
             dtype = "F32" if stored is None or name in wide else stored.dtype
             tensors[name] = dtype, tuple(weight.shape)
@@ -278,13 +283,15 @@ def _streamed(source: Path) -> Streamed | None:
     config = transformers.AutoConfig.from_pretrained(source)
     with _weights_on_meta():
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    names = model.state_dict().keys()
-    if names != dict(model.named_parameters(remove_duplicate=False)).keys():
-        return None  # it also has numbers that are no weights
-    wanted = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
-    found = {name: one.shape for name, one in stored.items() if name in names}
+    tensors = model.state_dict(keep_vars=True)
+    buffers = {name: one for name, one in tensors.items() if not one.is_meta}
+    written = buffers | dict(model.named_parameters())
+    wanted = {name: tuple(one.shape) for name, one in written.items()}
+    found = {name: one.shape for name, one in stored.items() if name in tensors}
     if found != wanted or () in wanted.values():  # a single number has no rows to read
         return None
+    for name, buffer in buffers.items():
+        buffer.copy_(torch.from_numpy(stored[name].read()))
     if (source / transformers.utils.GENERATION_CONFIG_NAME).is_file():
         model.generation_config = transformers.GenerationConfig.from_pretrained(source)
     return Streamed(model, stored)

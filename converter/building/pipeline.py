@@ -22,6 +22,7 @@ from edge_opt.base.record import from_dict
 from edge_opt.base.words import Progress
 from edge_opt.building.biases import restore_clipped
 from edge_opt.building.chat_template import mend_template
+from edge_opt.building.exportable import check_layers, check_rope, export_as_it_is
 from edge_opt.building.masks import widen_masks
 from edge_opt.building.mending import mend_export, save_main, widen_sums, write_window
 from edge_opt.building.prompts import (
@@ -33,7 +34,6 @@ from edge_opt.building.prompts import (
     wording_of,
 )
 from edge_opt.building.rings import SETTING, plan_caches
-from edge_opt.building.rope import check_rope, export_as_it_is
 from edge_opt.building.rotation import prepare
 from edge_opt.building.sections import keep_sections
 from edge_opt.building.source import check_end
@@ -169,6 +169,7 @@ def _planned_caches(config: Any, checkpoint: Path, *, whole: bool) -> Values:
     from transformers import AutoConfig, GenerationConfig
 
     described = AutoConfig.from_pretrained(checkpoint)
+    check_layers(described)
     lengths = getattr(config, "cache_lengths", None) or [config.cache_length]
     check_rope(described, max(lengths))
     check_end(checkpoint, GenerationConfig.from_model_config(described).eos_token_id)

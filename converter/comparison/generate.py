@@ -12,7 +12,14 @@ from pathlib import Path
 from edge_opt.base.errors import UsageError
 from edge_opt.base.words import many
 from edge_opt.comparison.findings import GenerationComparison, measured, name_of
-from edge_opt.ir.opening import AUXILIARY_SECTION, EMBEDDER_SECTION, ModelLike, Opened, Part
+from edge_opt.ir.opening import (
+    AUXILIARY_SECTION,
+    EMBEDDER_SECTION,
+    PER_LAYER_SECTION,
+    ModelLike,
+    Opened,
+    Part,
+)
 from edge_opt.runtime import noise
 from edge_opt.runtime.description import describe
 from edge_opt.runtime.loop import Call, Loop, is_basic
@@ -34,6 +41,14 @@ from edge_opt.schema.litertlm import read_executor_metadata
 
 EMBEDDER = "embedder"
 AUXILIARY = "auxiliary"
+_HELPERS = {
+    EMBEDDER: EMBEDDER_SECTION,
+    AUXILIARY: AUXILIARY_SECTION,
+    "per_layer_embedder": PER_LAYER_SECTION,
+}
+"""The helpers by the names of their files, and the purposes of their sections in a bundle."""
+_PREFIXES = {"per_layer_embedder": "per_layer_"}
+"""Gemma 4's per-layer embedder calls its output `embeddings`, as the embedder does; the main model has a prefix."""
 _MOST_TOKENS = 100_000
 
 Prompt = tuple[tuple[int, ...], ...]
@@ -42,7 +57,7 @@ Described = Mapping[str, Sequence[SignatureInfo]]
 
 
 def find_parts(given: ModelLike) -> dict[str, Part]:
-    """Return the main model, and any separate embedder and auxiliary model, from the bundle or files beside it.
+    """Return the main model, and any separate embedders and auxiliary model, from the bundle or files beside it.
 
     Raises:
         ModelFormatError: a file cannot be read.
@@ -50,7 +65,7 @@ def find_parts(given: ModelLike) -> dict[str, Part]:
     """
     opened = Opened(given)
     parts = {MAIN: opened.main()}
-    for name, kind in ((EMBEDDER, EMBEDDER_SECTION), (AUXILIARY, AUXILIARY_SECTION)):
+    for name, kind in _HELPERS.items():
         if opened.path is None or opened.bundle is not None:
             part = opened.find(kind)
         else:
@@ -200,8 +215,9 @@ def _calls(name: str, described: Described, step: SignatureInfo, count: int) -> 
     """Return the calls that compute a step's inputs from `count` tokens, the step, and the update of the caches."""
     where = f"{name}, signature '{step.name}'"
     helpers: list[Call] = []
-    for model in (EMBEDDER, AUXILIARY):
-        helpers += (Call(model, signature) for signature in described.get(model, ()))
+    for model in _HELPERS:
+        prefix = _PREFIXES.get(model, "")
+        helpers += (Call(model, signature, prefix) for signature in described.get(model, ()))
     givers = _givers(step, helpers)
     given = [info for info in step.inputs if info.name in givers]
     calls = list(dict.fromkeys(givers[info.name] for info in given))
@@ -214,7 +230,7 @@ def _calls(name: str, described: Described, step: SignatureInfo, count: int) -> 
         for info in call.signature.inputs:
             if info.name not in computed or -1 in info.declared:
                 _check_input(where, call.model, info, count)
-        computed |= _names(call.signature.outputs)
+        computed |= {call.prefix + info.name for info in call.signature.outputs}
     if computed.isdisjoint(caches_of(step)):
         raise UsageError(
             f"{where}: no model updates its caches: put the export's {AUXILIARY}.tflite beside it"
@@ -232,8 +248,9 @@ def _givers(step: SignatureInfo, helpers: Iterable[Call]) -> dict[str, Call]:
         for info in call.signature.outputs:
             # LiteRT-LM makes masks itself; those of the auxiliary model lose a key of a ring in int16.
             is_left_out = _is_split(step) and role_of(info) == "mask"
-            if (info.name, info.shape) in inputs and not is_left_out:
-                givers.setdefault(info.name, call)
+            name = call.prefix + info.name
+            if (name, info.shape) in inputs and not is_left_out:
+                givers.setdefault(name, call)
     return givers
 
 

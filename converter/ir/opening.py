@@ -107,6 +107,7 @@ def readable(given: ModelLike) -> Readable:
 
 MAIN_SECTION = "prefill_decode"
 EMBEDDER_SECTION = "embedder"
+PER_LAYER_SECTION = "per_layer_embedder"
 AUXILIARY_SECTION = "aux"
 """Purposes of the models in a LiteRT-LM bundle, as their sections name them."""
 

@@ -23,10 +23,11 @@ Invoke = Callable[["Call", Arrays], Arrays]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One signature of one of the models ("main", "embedder", "auxiliary")."""
+    """One signature of one of the models ("main", "embedder", ..); other calls read its outputs by `prefix` + name."""
 
     model: str
     signature: SignatureInfo
+    prefix: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ def run(loop: Loop, invoke: Invoke) -> Array:
                     )
             outputs = invoke(call, inputs)
             for info in call.signature.outputs:
-                values[info.name] = (outputs[info.name], info)
+                values[call.prefix + info.name] = (outputs[info.name], info)
 
     prompt = np.array(loop.prompt, np.int64)
     filled = prompt.shape[1] - 1

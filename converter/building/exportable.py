@@ -1,4 +1,4 @@
-"""Which RoPE can be exported, and what litert-torch's exporter needs to export it as it is.
+"""Which checkpoints litert-torch exports for NPUs, and what its exporter needs to export RoPE as it is.
 
 litert-torch exports `rotary_emb` as a model of its own, and the layers with its cosines and sines as inputs. It gives
 these as many numbers as a head has. Where RoPE turns only a part of each head, as in Phi-4-mini, or makes each cosine
@@ -12,6 +12,8 @@ from typing import Any
 from edge_opt.base.errors import UsageError
 
 _EXPORT = "litert_torch.generative.export_hf.core"
+_LAYERS = {"full_attention", "sliding_attention"}
+"""Kinds of layers whose caches litert-torch splits."""
 _FIXED = ("default", "linear", "llama3", "proportional", "yarn")
 """Types of RoPE whose frequencies do not depend on the length of the text, which an export cannot follow."""
 _CHANGING = ("dynamic", "longrope")
@@ -19,6 +21,22 @@ _CHANGING = ("dynamic", "longrope")
 _INPUTS = {"cos": "full_attention", "sin": "full_attention"}
 _INPUTS |= {f"local_{name}": "sliding_attention" for name in _INPUTS}
 """The kinds of layers that read litert-torch's inputs."""
+
+
+def check_layers(described: Any) -> None:
+    """Raise UsageError if layers, by the configuration, need other inputs than attention whose caches can be split."""
+    text = described.get_text_config()
+    others = sorted({*(getattr(text, "layer_types", None) or ())} - _LAYERS)
+    if others:
+        raise UsageError(
+            f"the checkpoint has layers of the kind {others[0]}, and litert-torch exports only "
+            f"{' and '.join(sorted(_LAYERS))} for NPUs: give a checkpoint of another family"
+        )
+    if getattr(text, "hidden_size_per_layer_input", 0) and described.model_type != "gemma4":
+        raise UsageError(
+            f"the checkpoint's model type is {described.model_type}, and litert-torch exports embeddings of each layer "
+            f"for NPUs only for gemma4: save a Gemma 4 as Gemma4ForConditionalGeneration, or give another family"
+        )
 
 
 def check_rope(described: Any, longest: int) -> None:
