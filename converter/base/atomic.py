@@ -8,6 +8,7 @@ import errno
 import os
 import secrets
 import stat
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -121,7 +122,7 @@ def replacing(
     `check` gets the finished temporary file before the rename, and may raise to prevent it.
     """
     target = resolve_target(path, overwrite=overwrite, inputs=inputs)
-    stem = os.fsencode(target.name)[:200].decode("utf-8", "ignore")
+    stem = os.fsencode(target.name)[:200].decode(sys.getfilesystemencoding(), "ignore")
     temporary = target.with_name(f".{stem}.{secrets.token_hex(8)}.edge-opt-tmp")
     try:
         mode = 0o600 if target.exists() else 0o666  # readable by others only if the target will be

@@ -41,6 +41,8 @@ TRIED = ("0.10", "0.11")
 _FAMILIES = "litert-torch may not export this family: docs/build.md lists those that were built"
 _MARK = "edge-opt-build"
 _REPORT = "stage.json"
+_SEAL = "seal"
+"""The digest of a stage's report, in its file."""
 _PARTIAL = ".partial"
 """Suffix of folders that a killed build may leave, and the next one deletes."""
 # litert-torch imports tensorflow without requiring it.
@@ -344,8 +346,7 @@ class Stages:
         if stage.compiles and self.libraries is not None:
             libraries = str(self.libraries.path)
             libraries_digest = self.libraries.digest
-        result_of = [stage.name, digests, options, libraries_digest, self.versions]
-        key = hashlib.sha256(json.dumps(result_of, sort_keys=True).encode()).hexdigest()
+        key = _digest_of_values([stage.name, digests, options, libraries_digest, self.versions])
         kept = _kept(folder, key)
         if kept is not None:
             return kept
@@ -405,6 +406,7 @@ class Stages:
             )
             # As a later run finds it, in a folder that may have moved by then.
             for_later = asdict(report) | {"folder": "", "made_now": False}
+            for_later[_SEAL] = _digest_of_values(for_later)
             (partial / _REPORT).write_text(json.dumps(for_later, indent=1), encoding="utf-8")
             shutil.rmtree(folder, ignore_errors=True)
             partial.rename(folder)
@@ -419,11 +421,17 @@ class Stages:
 def _kept(folder: Path, key: str) -> StageReport | None:
     """An earlier result that is unchanged and has this key, or None."""
     with suppress(OSError, ValueError, TypeError, RecursionError):
-        stored = json.loads((folder / _REPORT).read_text(encoding="utf-8"))
+        stored = dict(json.loads((folder / _REPORT).read_text(encoding="utf-8")))
+        is_whole = stored.pop(_SEAL, None) == _digest_of_values(stored)
         report = from_dict(StageReport, stored | {"folder": folder})
-        if report.key == key and report.digest == digest_of(_files(folder), folder):
+        if is_whole and report.key == key and report.digest == digest_of(_files(folder), folder):
             return report
     return None
+
+
+def _digest_of_values(values: Any) -> str:
+    """A digest of plain values."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 @contextmanager
