@@ -11,7 +11,7 @@ import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from typing import Annotated, Any
 
 import typer
@@ -62,6 +62,16 @@ def help_groups(command: Any, context: Any) -> dict[str, list[tuple[str, str]]]:
 
 
 class _Command(typer.core.TyperCommand):
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Refuse an empty value, often an unset variable: as a path, it would mean the current folder."""
+        for before, word in pairwise([self.name, *args]):
+            option, equals, value = word.partition("=")
+            if not word or (option.startswith("--") and equals and not value):
+                raise UsageError(
+                    f"empty value after '{option or before}': give one, or leave it out"
+                )
+        return super().parse_args(ctx, args)
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Print groups of options, which typer does only with rich."""
         for title, rows in help_groups(self, ctx).items():

@@ -95,17 +95,20 @@ def broken_ranges(model: Model, model_type: str = "") -> Iterator[Unsound]:
 
     Also scales that are not normal numbers above 0.
     """
-    entries = {graph: name for name, graph in reversed(model.entry_points())}
+    entries = defaultdict[Subgraph, list[str]](list)
+    for name, graph in model.entry_points():
+        entries[graph].append(name)
     labels: dict[Tensor, str] = {}
     for signature in model.signatures:
         named = chain(signature.outputs.items(), signature.inputs.items())
         labels |= {tensor: label for label, tensor in named}
     for graph in model.subgraphs:
-        where = entries.get(graph, graph.name)
-        for tensor, problem in (*_scales(graph), *_ranges(graph, labels), *_biases(graph)):
-            yield Unsound(
-                problem.rule, where, tensor.name, problem.message, problem.remedy, model_type
-            )
+        problems = [*_scales(graph), *_ranges(graph, labels), *_biases(graph)]
+        for where in entries[graph] or [graph.name]:
+            for tensor, problem in problems:
+                yield Unsound(
+                    problem.rule, where, tensor.name, problem.message, problem.remedy, model_type
+                )
 
 
 def _ranges(graph: Subgraph, labels: _Labels) -> Iterator[tuple[Tensor, _Problem]]:

@@ -209,8 +209,9 @@ def write_pieces(
 
 
 def check_suffix(path: str | os.PathLike[str], suffix: str) -> None:
-    """Raise UsageError if the path has another format's suffix."""
-    if path_of(path, "an output").suffix.lower() in SUFFIXES - {suffix}:
+    """Raise UsageError if the path ends in another format's suffix."""
+    others = SUFFIXES - {suffix}
+    if path_of(path, "an output").name.lower().endswith((*others,)):
         raise UsageError(
             f"{os.fspath(path)} cannot be written: the result is a {suffix}, use its suffix"
         )

@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import stat
+import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -113,6 +114,14 @@ def test_new_files_follow_the_umask_replaced_ones_keep_their_mode(
         assert stat.S_IMODE(os.fstat(target).st_mode) == 0o600
     assert stat.S_IMODE(path.stat().st_mode) == 0o604
     assert synced == [stat.S_IFREG, stat.S_IFDIR], "the file, then its folder"
+
+
+def test_a_name_that_the_system_s_encoding_lacks_is_written(tmp_path: Path) -> None:
+    code = "import sys; from edge_opt.base import atomic; atomic.write_whole(sys.argv[1], b'', overwrite=True)"
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    path = tmp_path / "ä.tflite"
+    subprocess.run([sys.executable, "-c", code, path], env={**os.environ, **ascii_only}, check=True)
+    assert path.read_bytes() == b""
 
 
 def test_what_is_not_a_file_cannot_be_an_output(tmp_path: Path, monkeypatch: Patch) -> None:

@@ -39,6 +39,7 @@ from edge_opt import evaluate
 from edge_opt.base.errors import ModelFormatError, OutputError, UsageError
 from edge_opt.building import BuildCheckError, StageFailedError, recipe
 from edge_opt.building import run as build_run
+from edge_opt.building import stages as build_stages
 from edge_opt.building.evaluation import Evaluation, ModelScore
 from edge_opt.building.needs import needs_of
 from edge_opt.building.rings import SETTING
@@ -401,6 +402,13 @@ def put(name: str, content: str | bytes | None, option: str = "") -> Change:
     return go
 
 
+def other_values(place: Place) -> dict[str, Any]:
+    """Another number among the values of a stage's report, of the same length."""
+    report = place.work / "optimize" / "stage.json"
+    report.write_text(report.read_text().replace("1.0 ms", "1.1 ms"))
+    return {}
+
+
 CONFIG, WEIGHT_FILE = "gemma/config.json", "gemma/model.safetensors"
 CHANGES: dict[str, tuple[Change, list[str]]] = {
     "nothing": (options(), []),
@@ -412,6 +420,7 @@ CHANGES: dict[str, tuple[Change, list[str]]] = {
     "compiler": (put("sdk/libQnnHtp.so", "another"), ["optimize", "compile"]),
     "edge-opt": (lambda _: {"stages": Stages(versions={"edge-opt": "2"})}, ALL),
     "result": (put("gemma.work/quantize/model.litertlm", "another"), ["quantize"]),
+    "values": (other_values, ["optimize"]),
     "nested values": (put("gemma.work/compile/stage.json", "[" * 100_000), ["compile"]),
 }  # fmt: skip
 
@@ -471,7 +480,7 @@ def failing(error: Exception) -> Callable[[Job], None]:
         *((stage, StageFailedError("it is too hot"), 3) for stage in ALL),
         ("export", UsageError("no"), 2),
         ("export", OutputError("the disk is full"), 5),
-        ("export", OSError(errno.ENOSPC, "No space left"), 5),
+        ("export", OSError(errno.ENOSPC, "the disk is full, make room or write elsewhere"), 5),
     ],
 )
 def test_a_failure_names_the_stage_the_cause_and_the_log_and_leaves_no_output(
@@ -485,6 +494,18 @@ def test_a_failure_names_the_stage_the_cause_and_the_log_and_leaves_no_output(
     assert log.read_text() == f"noise of {stage}\n"
     assert [report["name"] for report in shown.json["stages"]] == ALL[: ALL.index(stage)]
     assert not place.output.exists()
+
+
+def test_a_disk_that_is_full_after_a_stage_leaves_no_half_result(
+    place: Place, monkeypatch: Patch
+) -> None:
+    def fails(*_: object) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(build_stages, "digest_of", lambda files, _: "digest" if files else fails())
+    with pytest.raises(OutputError, match="'configure': the disk is full, make room or write else"):
+        place.build()
+    assert not list(place.work.glob("*.partial"))
 
 
 AUXILIARY = model_part("aux", to_bytes(parse(FLOAT)))
@@ -551,6 +572,7 @@ BAD: dict[str, Change] = {
         "gemma/model.safetensors.index.json",
         '{"weight_map": {"x": "model.safetensors", "y": "b.safetensors"}}'),
     "chip 'SM8751' does not exist, did you mean 'SM8750'?": options(soc="SM8751"),
+    "setting 'xyz' does not exist, the nearest of 73 are: [^,]*(, [^,]*){4}$": options(settings={"xyz": 1}),
     "weights 'half' does not exist, there are: 8": options(weights="half"),
     "is quantized already .gptq, as its config.json says": put(
         CONFIG, '{"quantization_config": {"quant_method": "gptq"}}'
@@ -561,8 +583,10 @@ BAD: dict[str, Change] = {
     "target 'mediatek' is not for the NPU of SM8750: leave": options(target="mediatek"),
     "exists: pass overwrite=True": lambda place: {**put("gemma.litertlm", "")(place), "overwrite": False},
     "is the input itself": put("gemma.litertlm", bundle_of(FLOAT), "source"),
+    "[.] must be NAME.litertlm": options(output="."),
+    "/ must be NAME.litertlm": options(output="/"),
     "is also the output": lambda place: {"work": place.output},
-    "must end in .litertlm": lambda place: {"output": place.folder / "gemma.bin"},
+    "must be NAME.litertlm": lambda place: {"output": place.folder / "gemma.bin"},
     "a.litertlm is in the work folder .*: choose another place for it, or give another work=...": lambda place: {
         "output": place.folder / "w" / "a.litertlm", "work": place.folder / "w"},
     "work folder .* cannot be used: No such file or directory; give another work=...": lambda place: {

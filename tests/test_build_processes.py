@@ -335,9 +335,21 @@ def test_however_a_stages_process_ends_there_is_a_cause(
     assert str(caught.value) == sentence
 
 
+def test_processes_that_a_stage_started_end_with_it_even_if_it_alone_is_killed(
+    place: Place, monkeypatch: Patch
+) -> None:
+    told = place.folder / "pid"
+    code = STARTS_A_PROCESS.format(told=str(told)).replace(
+        "time.sleep(600)", "os.kill(os.getpid(), 9)"
+    )
+    with pytest.raises(OutOfMemoryError):
+        child(place, monkeypatch, code)
+    assert gone(int(told.read_text()), seconds=2)
+
+
 def test_a_full_disk_is_the_cause_whatever_a_tool_says(place: Place, monkeypatch: Patch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
-    with pytest.raises(OutputError, match="the disk is full"):
+    with pytest.raises(OutputError, match="the disk is full, make room or write elsewhere"):
         child(place, monkeypatch, "raise RuntimeError('Unable to write')")
 
 

@@ -197,6 +197,36 @@ def test_usage_errors_are_one_sentence(
     )
 
 
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["convert", DEMO, "-o", ""], "'-o'"),
+        (["convert", DEMO, ""], f"'{DEMO}'"),
+        (["convert", ""], "'convert'"),
+        (["inspect", DEMO, "--node-data="], "'--node-data'"),
+        (["golden", "record", DEMO, "--output", ""], "'--output'"),
+        (["build", "m", "-o", "o.litertlm", "--soc", "SM8750", "--work", ""], "'--work'"),
+    ],
+)
+def test_an_empty_value_is_refused_by_every_command(
+    words: list[object], named: str, capsys: Captured
+) -> None:
+    sentence = run(capsys, *words).failed_in_one_sentence(2)
+    assert sentence == f"empty value after {named}: give one, or leave it out"
+
+
+def test_an_output_that_standard_output_is_redirected_to_is_refused(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    with log.open("wb") as file:
+        words = ["convert", DEMO, "-o", "/dev/stdout", "--force", "--verify", "none"]
+        done = subprocess.run(
+            [*EDGE_OPT, *words], stdout=file, stderr=subprocess.PIPE, check=False, text=True
+        )
+    assert done.returncode == 2
+    assert "/dev/stdout is where messages are printed: give another output" in done.stderr
+    assert log.read_bytes() == b""
+
+
 def test_errors_name_the_words_of_who_asked(tmp_path: Path, capsys: Captured) -> None:
     """The library its arguments, the command line its options."""
     destination = tmp_path / "out.tflite"
@@ -384,7 +414,7 @@ def test_lists_are_generated_from_the_code_and_take_a_name(
     name, chosen = next(iter(PASSES.items()))
     assert run(capsys, "passes", name).out.startswith(f"{name} {chosen.summary}.\n")
     assert [one["name"] for one in run(capsys, "passes", name, "--json").json["passes"]] == [name]
-    for wrong in ("", "mask*"):
+    for wrong in ("xyz", "mask*"):
         assert f"pass '{wrong}' does not exist" in run(
             capsys, "passes", wrong
         ).failed_in_one_sentence(2)

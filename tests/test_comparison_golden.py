@@ -52,6 +52,15 @@ def test_a_model_passes_what_it_recorded_and_another_fails(recorded: Path, tmp_p
     assert (report.equal, report.bitwise) == (True, False)
 
 
+def test_a_file_that_could_not_be_read_again_is_not_written(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(golden, "_MAX_UNPACKED", 100)
+    with pytest.raises(UsageError, match="unpacks to too many bytes: choose fewer signatures"):
+        golden.record(MODEL, tmp_path / "g.npz")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_model_in_memory_has_no_default_file() -> None:
     with pytest.raises(UsageError, match=r"no folder to write to: give path=\.\.\."):
         record_golden(MODEL)

@@ -411,6 +411,19 @@ def test_a_folder_gets_the_text_before_and_after_each_pass_that_changed_somethin
         convert(parse(SELECT_PAGE), dump=folder)
     with pytest.raises(OutputError, match="choose another"):
         convert(parse(SELECT_PAGE), dump=folder / names[0])
+    with pytest.raises(OutputError, match="choose another"):
+        convert(parse(SELECT_PAGE), dump=folder / names[0] / "below")
+
+
+def test_a_conversion_that_is_refused_makes_no_folder_of_texts(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="does not exist"):
+        convert(DEMO, signatures="none", dump=tmp_path / "texts", dry_run=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_empty_path_is_refused() -> None:
+    with pytest.raises(UsageError, match="an output is an empty path: give a name"):
+        convert(DEMO, "")
 
 
 def test_names_of_signatures_and_passes_do_not_lead_out_of_the_folder(tmp_path: Path) -> None:

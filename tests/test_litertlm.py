@@ -236,7 +236,7 @@ def test_the_content_decides_what_a_file_is(file: Path, tmp_path: Path) -> None:
     misnamed.write_bytes(DEMO.read_bytes())
     result = convert(misnamed, verify="none")
     assert result.output == str(tmp_path / "gemma.opt.tflite")
-    for name in ("out.litertlm", "OUT.TASK", "out.onnx"):
+    for name in ("out.litertlm", ".litertlm", "OUT.TASK", "out.onnx"):
         with pytest.raises(UsageError, match=r"the result is a \.tflite, use its suffix"):
             convert(misnamed, tmp_path / name, verify="none")
     with pytest.raises(UsageError, match=r"the result is a \.litertlm, use its suffix"):

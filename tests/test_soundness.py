@@ -11,7 +11,7 @@ from pass_runs import changed
 
 from edge_opt import load
 from edge_opt.inspection import inspect
-from edge_opt.ir import Buffer, DType, Model, Quantization, Tensor, to_bytes
+from edge_opt.ir import Buffer, DType, Model, Quantization, Tensor, to_bytes, to_text
 from edge_opt.ir.parse import parse
 from edge_opt.runtime.protocol import RuntimeCrashed, RuntimeRefused
 from edge_opt.runtime.runner import Worker
@@ -69,6 +69,13 @@ def test_broken_ranges_are_named(scales: dict[str, str], rule: str, tensor: str,
     (one,) = broken_ranges(attention(**scales))
     assert (one.rule, one.signature, one.tensor) == (rule, "prefill_4", tensor)
     assert text in one.message
+
+
+def test_a_broken_range_is_told_of_every_signature_of_its_subgraph() -> None:
+    text = to_text(attention(VALUES="3.05e-14"))
+    line = next(line for line in text.splitlines() if line.startswith("signature prefill_4"))
+    model = parse(f"{text}\n{line.replace('prefill_4', 'also')}")
+    assert [one.signature for one in broken_ranges(model)] == ["prefill_4", "also"]
 
 
 @pytest.mark.parametrize(("scale", "rules"), [("3e-14", ["values-cut-off"]), ("0.00001", [])])

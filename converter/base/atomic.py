@@ -8,6 +8,7 @@ import errno
 import os
 import secrets
 import stat
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -34,7 +35,9 @@ AnyPath = str | os.PathLike[str]
 
 
 def path_of(given: object, what: str) -> Path:
-    """`given` as a path; UsageError for anything else, which the message calls `what`."""
+    """`given` as a path; UsageError for "" and anything else, which the message calls `what`."""
+    if given == "":
+        raise UsageError(f"{what} is an empty path: give a name, or leave it out")
     if isinstance(given, str | os.PathLike):
         return Path(given)
     raise UsageError(f"{what} must be a path, got a {type(given).__name__}")
@@ -79,7 +82,7 @@ def resolve_target(
             raise OutputError(text) from None
         status = None
     except (OSError, ValueError, RuntimeError) as error:
-        raise OutputError(f"{str(path)!r} cannot be written: {_reason(error)}") from error
+        raise OutputError(f"{str(path)!r} cannot be written: {reason_of(error)}") from error
     if status is not None:
         files = [input_file(given) for given in inputs if given]
         if any(file.exists() and target.samefile(file) for file in files):
@@ -88,6 +91,8 @@ def resolve_target(
             raise OutputError(
                 f"{path} cannot be written: it is a folder, pipe or device, give a file name"
             )
+        if any(os.path.samestat(status, printed) for printed in _printed()):
+            raise UsageError(f"{path} is where messages are printed: give another output")
         if not overwrite:
             raise UsageError(
                 f"{path} exists: pass overwrite=True to replace it, or give another output"
@@ -95,6 +100,13 @@ def resolve_target(
     if not os.access(target.parent, os.W_OK):
         raise OutputError(f"{path} cannot be written: {_REASONS[errno.EACCES]}")
     return target
+
+
+def _printed() -> Iterator[os.stat_result]:
+    """The files of standard output and standard error, if these are open."""
+    for descriptor in (1, 2):
+        with contextlib.suppress(OSError):
+            yield os.fstat(descriptor)
 
 
 @contextlib.contextmanager
@@ -110,13 +122,13 @@ def replacing(
     `check` gets the finished temporary file before the rename, and may raise to prevent it.
     """
     target = resolve_target(path, overwrite=overwrite, inputs=inputs)
-    stem = os.fsencode(target.name)[:200].decode("utf-8", "ignore")
+    stem = os.fsencode(target.name)[:200].decode(sys.getfilesystemencoding(), "ignore")
     temporary = target.with_name(f".{stem}.{secrets.token_hex(8)}.edge-opt-tmp")
     try:
         mode = 0o600 if target.exists() else 0o666  # readable by others only if the target will be
         fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     except OSError as error:
-        raise OutputError(f"{path} cannot be written: {_reason(error)}") from error
+        raise OutputError(f"{path} cannot be written: {reason_of(error)}") from error
     try:
         yield fd
         if check is not None:
@@ -130,7 +142,7 @@ def replacing(
         temporary.rename(target)
     except OSError as error:
         text = (
-            f"{path} could not be written: {_reason(error)}; no part of this file was left behind"
+            f"{path} could not be written: {reason_of(error)}; no part of this file was left behind"
         )
         raise OutputError(text) from error
     finally:
@@ -144,7 +156,7 @@ def replacing(
             os.close(folder)
     except OSError as error:
         if error.errno not in _CANNOT_FLUSH:
-            text = f"{path} was written, but a power failure may lose it: {_reason(error)}"
+            text = f"{path} was written, but a power failure may lose it: {reason_of(error)}"
             raise OutputError(text) from error
 
 
@@ -190,7 +202,8 @@ def _no_scratch(error: OSError) -> OutputError:
     )
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
+    """Why a file cannot be written, with a remedy if one is known."""
     if not isinstance(error, OSError):
         return str(error)
     return _REASONS.get(error.errno or 0) or error.strerror or str(error)

@@ -5,7 +5,8 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar
 
-_MOST_NAMED = 40
+_MOST_NAMED = 16
+_NEAREST = 5
 
 TRACEBACK = "EDGE_OPT_TRACEBACK"
 """Environment variable: if set, a bug in edge-opt ends the program at once with a traceback."""
@@ -56,7 +57,8 @@ class OutputError(EdgeOptError):
 def did_you_mean(name: str, known: Iterable[str], also: Iterable[str] = ()) -> str:
     """The end of a message about an unknown name: the closest name in `known` or `also`, or else those to choose from.
 
-    These are the names that begin with the same two letters, as chips of one vendor do, or else all in `known`.
+    These are the names that begin with the same two letters, as chips of one vendor do, or else all in `known`. If they
+    are many, only the nearest are named.
     """
     wanted = str(name).lower()
     names = [*known]
@@ -65,10 +67,10 @@ def did_you_mean(name: str, known: Iterable[str], also: Iterable[str] = ()) -> s
     if close:
         return f"did you mean '{in_lower_case[close[0]]}'?"
     alike = [one for lower, one in in_lower_case.items() if lower[:2] == wanted[:2]] or names
-    named = alike[:_MOST_NAMED]
     if len(alike) > _MOST_NAMED:
-        named.append(f"{len(alike) - _MOST_NAMED} more")
-    return f"there are: {', '.join(named) or 'none'}"
+        nearest = get_close_matches(str(name), alike, _NEAREST, cutoff=0)
+        return f"the nearest of {len(alike)} are: {', '.join(nearest)}"
+    return f"there are: {', '.join(alike) or 'none'}"
 
 
 def unknown(kind: str, name: str, known: Iterable[str], also: Iterable[str] = ()) -> UsageError:

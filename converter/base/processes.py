@@ -95,10 +95,9 @@ def start_module(
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Kill a child of `start_module` and all processes in its session, and wait for it."""
-    if process.poll() is None:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+    """Kill a child of `start_module` and all processes that it left, even if it has ended itself, and wait for it."""
+    with suppress(ProcessLookupError, PermissionError):  # macOS may not kill one that has ended
+        os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 

@@ -157,8 +157,10 @@ def build(
     """
     began = time.perf_counter()
     output = path_of(output, "the output")
+    if output.suffix != SUFFIX:
+        raise UsageError(f"{output} must be NAME{SUFFIX}, as LiteRT-LM's bundles are called")
     source = path_of(source, "the source")
-    folder = work_folder(output) if work is None else Path(work)
+    folder = work_folder(output) if work is None else path_of(work, "the work folder")
     _check_paths(output, folder, (source, base, prompts, held_out), overwrite=overwrite)
     vendor, chip = _chip_of(soc)
     given = look_at(source, None if base is None else path_of(base, "the base"))
@@ -317,8 +319,6 @@ def _check_paths(
     output: Path, work: Path, inputs: Sequence[AnyPath | None], *, overwrite: bool
 ) -> None:
     """Raise UsageError or OutputError for paths that exclude each other: stages replace files in the work folder."""
-    if output.suffix != SUFFIX:
-        raise UsageError(f"{output} must end in {SUFFIX}, as LiteRT-LM's bundles do")
     for path in filter(None, (output, *inputs)):
         if work.resolve() in path_of(path, "an input").resolve().parents:
             raise UsageError(

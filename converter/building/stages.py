@@ -25,6 +25,7 @@ from threading import Event
 from typing import Any, NamedTuple
 
 from edge_opt.base import processes
+from edge_opt.base.atomic import reason_of
 from edge_opt.base.errors import EdgeOptError, OutputError, UsageError
 from edge_opt.base.packages import LOG, version_of, versions_of
 from edge_opt.base.record import Record, from_dict
@@ -40,6 +41,8 @@ TRIED = ("0.10", "0.11")
 _FAMILIES = "litert-torch may not export this family: docs/build.md lists those that were built"
 _MARK = "edge-opt-build"
 _REPORT = "stage.json"
+_SEAL = "seal"
+"""The digest of a stage's report, in its file."""
 _PARTIAL = ".partial"
 """Suffix of folders that a killed build may leave, and the next one deletes."""
 # litert-torch imports tensorflow without requiring it.
@@ -275,7 +278,7 @@ def _answer(status: int, outcome: Path, log: Path, *, memory_ran_out: bool) -> t
     is_full = shutil.disk_usage(outcome.parent).free < _ALMOST_FULL
     ended = not error and not memory_ran_out
     if is_full or _NO_SPACE in error or (ended and _NO_SPACE.encode() in _end_of(log)):
-        raise OutputError("the disk is full")
+        raise OutputError(reason_of(OSError(errno.ENOSPC, _NO_SPACE)))
     kind = _KINDS.get(answer.get("exit_code", 0), StageFailedError)
     if kind is not StageFailedError:
         raise kind(error)
@@ -343,8 +346,7 @@ class Stages:
         if stage.compiles and self.libraries is not None:
             libraries = str(self.libraries.path)
             libraries_digest = self.libraries.digest
-        result_of = [stage.name, digests, options, libraries_digest, self.versions]
-        key = hashlib.sha256(json.dumps(result_of, sort_keys=True).encode()).hexdigest()
+        key = _digest_of_values([stage.name, digests, options, libraries_digest, self.versions])
         kept = _kept(folder, key)
         if kept is not None:
             return kept
@@ -365,7 +367,7 @@ class Stages:
         """A stage's error, with its name, what it needs, and where its log is."""
         after = f"; its log is {self.folder / stage}.log"
         if isinstance(error, OSError):
-            return OutputError(f"stage '{stage}': {error.strerror or error}{after}")
+            return OutputError(f"stage '{stage}': {reason_of(error)}{after}")
         if isinstance(error, OutOfMemoryError) and stage in self.needs:
             after = f"; it needs about {size(self.needs[stage])}{after}"
         elif type(error) is StageFailedError and stage in {"configure", "export", "check"}:
@@ -390,39 +392,46 @@ class Stages:
             is_large = self.needs.get(job.stage, 0) > processes.free_memory()
             job = replace(job, spares_memory=is_large)
             values, peak_bytes = carry_out(job, log, self._progress)
+            files = _files(partial)
+            report = StageReport(
+                name=job.stage,
+                folder=folder,
+                key=key,
+                digest=digest_of(files, partial),
+                bytes=sum(file.stat().st_size for file in files),
+                seconds=round(time.perf_counter() - started, 3),
+                peak_bytes=peak_bytes,
+                values=values,
+                made_now=True,
+            )
+            # As a later run finds it, in a folder that may have moved by then.
+            for_later = asdict(report) | {"folder": "", "made_now": False}
+            for_later[_SEAL] = _digest_of_values(for_later)
+            (partial / _REPORT).write_text(json.dumps(for_later, indent=1), encoding="utf-8")
+            shutil.rmtree(folder, ignore_errors=True)
+            partial.rename(folder)
+            self._progress(job.stage, 1, 1)
+            return report
         except BaseException:
             # Four times the checkpoint, maybe, and of no use.
             shutil.rmtree(partial, ignore_errors=True)
             raise
-        files = _files(partial)
-        report = StageReport(
-            name=job.stage,
-            folder=folder,
-            key=key,
-            digest=digest_of(files, partial),
-            bytes=sum(file.stat().st_size for file in files),
-            seconds=round(time.perf_counter() - started, 3),
-            peak_bytes=peak_bytes,
-            values=values,
-            made_now=True,
-        )
-        # As a later run finds it, in a folder that may have moved by then.
-        for_later = asdict(report) | {"folder": "", "made_now": False}
-        (partial / _REPORT).write_text(json.dumps(for_later, indent=1), encoding="utf-8")
-        shutil.rmtree(folder, ignore_errors=True)
-        partial.rename(folder)
-        self._progress(job.stage, 1, 1)
-        return report
 
 
 def _kept(folder: Path, key: str) -> StageReport | None:
     """An earlier result that is unchanged and has this key, or None."""
     with suppress(OSError, ValueError, TypeError, RecursionError):
-        stored = json.loads((folder / _REPORT).read_text(encoding="utf-8"))
+        stored = dict(json.loads((folder / _REPORT).read_text(encoding="utf-8")))
+        is_whole = stored.pop(_SEAL, None) == _digest_of_values(stored)
         report = from_dict(StageReport, stored | {"folder": folder})
-        if report.key == key and report.digest == digest_of(_files(folder), folder):
+        if is_whole and report.key == key and report.digest == digest_of(_files(folder), folder):
             return report
     return None
+
+
+def _digest_of_values(values: Any) -> str:
+    """A digest of plain values."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
 
@@ -190,6 +190,10 @@ def record(
     packed = io.BytesIO()
     meta = np.frombuffer(json.dumps(asdict(golden)).encode(), np.uint8)
     np.savez_compressed(packed, *samples, meta=meta)
+    try:
+        _check_size(packed)
+    except GoldenError as error:
+        raise UsageError(f"{path} was not written, {error}: choose fewer signatures=...") from error
     write_whole(path, packed.getbuffer(), overwrite=overwrite)
     return Path(path)
 
@@ -347,11 +351,8 @@ def _sample(array: Array, signature: str, name: str, run: int, share: int) -> Ar
 def _read(path: Path) -> tuple[_Golden, _Kept]:
     """Return the content of a golden file, and its outputs by place."""
     try:
-        if path.stat().st_size > _MAX_FILE:
-            raise GoldenError("it is too large")
-        with zipfile.ZipFile(path) as archive:
-            if sum(entry.file_size for entry in archive.infolist()) > _MAX_UNPACKED:
-                raise GoldenError("it unpacks to too many bytes")
+        with path.open("rb") as file:
+            _check_size(file)
         with np.load(path, allow_pickle=False) as stored:
             content = json.loads(stored["meta"].tobytes())
             kind = content.get("kind")
@@ -370,6 +371,15 @@ def _read(path: Path) -> tuple[_Golden, _Kept]:
         f"golden file '{path}' is of another version of edge-opt (its version is {kind}, expected {_KIND}): record it "
         f"again with: edge-opt golden record MODEL -o {path} --force"
     )
+
+
+def _check_size(file: IO[bytes]) -> None:
+    """Raise GoldenError for a file that is too large to be read, packed or unpacked."""
+    if file.seek(0, io.SEEK_END) > _MAX_FILE:
+        raise GoldenError("it is too large")
+    with zipfile.ZipFile(file) as archive:
+        if sum(entry.file_size for entry in archive.infolist()) > _MAX_UNPACKED:
+            raise GoldenError("it unpacks to too many bytes")
 
 
 def _checked(golden: _Golden, samples: Sequence[Array]) -> tuple[_Golden, _Kept]:
