@@ -210,6 +210,47 @@ def test_rope_that_litert_torch_does_not_find_is_refused_before_the_export(
 
 
 @pytest.mark.slow
+def test_the_exporter_gives_layers_the_cosines_that_rope_makes_with_fixed_frequencies(
+    monkeypatch: Patch,
+) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("litert_torch")
+    from litert_torch.generative.export_hf.core.external_rope import preprocess_model
+    from litert_torch.generative.export_hf.core.split_cache import exportable_module
+
+    exported = exportable_module.LiteRTSplitCacheExportableModuleForDecoderOnlyLM
+    for owner, name in (
+        (preprocess_model, "inject_rotary_position_embedding"),
+        (exported, "_get_input"),
+    ):
+        monkeypatch.setattr(owner, name, getattr(owner, name))  # and back at the end
+    exportable.export_as_it_is()
+    factors = {"short_factor": [1.0, 2.0, 3.0], "long_factor": [4.0, 5.0, 6.0]}
+    settings = {**DEFAULT, **LONG, **factors, "partial_rotary_factor": 0.5}
+    config = transformers.Phi3Config(
+        **SIZES, rope_parameters=settings, sliding_window=None, pad_token_id=0
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    rotary = model.model.rotary_emb
+    far = torch.tensor([[5000]])
+    changed, _ = rotary(torch.zeros(1), far)
+    preprocess_model.inject_rotary_position_embedding(model)
+    rotary.inv_freq.copy_(rotary.original_inv_freq)
+    assert not torch.equal(rotary(torch.zeros(1), far)[0], changed)
+    given = SimpleNamespace(
+        model=model,
+        device="cpu",
+        export_config=SimpleNamespace(sliding_window_ring_buffer_size=None),
+    )
+    cosines = exported._get_input(given, 1, 8, 64)["pos_emb"]
+    assert {name: tuple(one.shape) for name, one in cosines.items()} == {
+        "cos": (1, 8, 1, 6),
+        "sin": (1, 8, 1, 6),
+    }
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", [None, 2])
 def test_a_family_without_a_default_must_say_which_token_ends_a_text(
     ends: int | None, tmp_path: Path
