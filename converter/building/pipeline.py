@@ -266,9 +266,9 @@ def export(job: Job, _: Progress) -> Values:
         mend_export(job.model)
     if job.options["window"]:
         write_window(job.model, job.options["window"])
-    notes = [prepared.note, memory_note(can_stream=can_stream, streams=streams)]
-    notes.append(mend_template(job.model, source))
-    return {"notes": [*filter(None, notes)], "rotated": prepared.rotated}
+    how_loaded = memory_note(can_stream=can_stream, streams=streams)
+    notes = [prepared.note, how_loaded, mend_template(job.model, source)]
+    return {"notes": notes, "rotated": prepared.rotated}
 
 
 def memory_note(*, can_stream: bool, streams: bool) -> str:
@@ -362,7 +362,7 @@ def quantize(job: Job, _: Progress) -> Values:
         mended.append(restore_clipped(model, Opened(exported).main().model))
     if any(mended):
         save_main(opened, job.model)
-    return {"notes": [*notes, *filter(None, mended)]}
+    return {"notes": [*notes, *mended]}
 
 
 def optimize(job: Job, progress: Progress) -> Values:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
@@ -64,6 +64,8 @@ _ALMOST_FULL = 1 << 20
 _OUT_OF_MEMORY = re.compile("SIGKILL|BrokenProcessPool|allocate memory|bad_alloc|MemoryError")
 _NO_SPACE = os.strerror(errno.ENOSPC)
 _KINDS: dict[int, type[EdgeOptError]] = {2: UsageError, 5: OutputError}
+LIBRARIES = "libraries"
+"""The role of the folder with the vendor's libraries, on whose content the results of stages that read it depend."""
 Values = dict[str, Any]
 """Plain values by name: settings, options, and what a stage returns."""
 
@@ -115,15 +117,11 @@ class Input(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stage:
-    """A stage: the roles of the files that it reads if they exist, and the places in its folder of those that it makes.
-
-    `compiles` is true if it uses the vendor's libraries.
-    """
+    """A stage: the roles of the files that it reads if they exist, and the places in its folder of those it makes."""
 
     name: str
     reads: tuple[str, ...] = ()
     makes: Mapping[str, str] = field(default_factory=dict)
-    compiles: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +153,7 @@ class StageReport(Record):
     @property
     def notes(self) -> list[str]:
         """The stage's notes for the user."""
-        return [*self.values.get("notes", ())]
+        return [*filter(None, self.values.get("notes", ()))]
 
     @property
     def bundle(self) -> Path:
@@ -295,7 +293,6 @@ class Stages:
 
     folder: Path
     versions: Mapping[str, str]
-    libraries: Input | None
     progress: Progress
     on_stage: Callable[[StageReport], None] | None
     done: list[StageReport]
@@ -338,23 +335,21 @@ class Stages:
         folder = self.folder / stage.name
         inputs = {role: self.files[role] for role in stage.reads if role in self.files}
         digests = {role: given.digest for role, given in inputs.items()}
-        libraries = None
-        libraries_digest = None
-        if stage.compiles and self.libraries is not None:
-            libraries = str(self.libraries.path)
-            libraries_digest = self.libraries.digest
-        result_of = [stage.name, digests, options, libraries_digest, self.versions]
+        result_of = [stage.name, digests, options, self.versions]
         key = hashlib.sha256(json.dumps(result_of, sort_keys=True).encode()).hexdigest()
         kept = _kept(folder, key)
         if kept is not None:
             return kept
+        paths = {role: str(given.path.resolve()) for role, given in inputs.items()}
+        libraries = paths.pop(LIBRARIES, None)
         job = Job(
             stage=stage.name,
             output=str(folder.with_suffix(_PARTIAL).resolve()),
-            inputs={role: str(given.path.resolve()) for role, given in inputs.items()},
+            inputs=paths,
             config=self.config,
             options=options,
             libraries=libraries,
+            spares_memory=self.needs.get(stage.name, 0) > processes.free_memory(),
         )
         try:
             return self._made(job, key)
@@ -387,8 +382,6 @@ class Stages:
         started = time.perf_counter()
         try:
             self._progress(job.stage, 0, 1)
-            is_large = self.needs.get(job.stage, 0) > processes.free_memory()
-            job = replace(job, spares_memory=is_large)
             values, peak_bytes = carry_out(job, log, self._progress)
         except BaseException:
             # Four times the checkpoint, maybe, and of no use.
