@@ -351,7 +351,7 @@ def test_an_interrupt_ends_all_parallel_stages(tmp_path: Path, monkeypatch: Patc
     run = stages.Stages(tmp_path, {}, lambda *_: None, None, [])
 
     def interrupted() -> None:
-        with run.threads() as threads:
+        with run.threads(side_by_side=True) as threads:
             for name in ("evaluate", "compile"):
                 threads.submit(run.result, stages.Stage(name), {})
             running.wait(10)

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from edge_opt.base import processes
 from edge_opt.base.atomic import AnyPath, path_of, replacing, resolve_target, write_whole
 from edge_opt.base.errors import EdgeOptError, UsageError, unknown
 from edge_opt.base.packages import versions_of
@@ -18,7 +19,7 @@ from edge_opt.base.work import work_folder
 from edge_opt.building import evaluation, stages
 from edge_opt.building.evaluation import Evaluation
 from edge_opt.building.held_out import Texts, hold_out, in_turn, read_texts, repeating
-from edge_opt.building.needs import fit_together, needs_of
+from edge_opt.building.needs import needs_of
 from edge_opt.building.plan import PLAN, plan_of
 from edge_opt.building.prompts import read_prompts
 from edge_opt.building.recipe import (
@@ -402,8 +403,8 @@ def _texts(
 
 def _run_last(runner: Stages, result: BuildResult, last: Mapping[Stage, Values], note: str) -> Path:
     """Compile and score, at the same time if memory allows it; the path of the compiled bundle."""
-    needed = [runner.needs.get(stage.name, 0) for stage in last]
-    with runner.threads(side_by_side=fit_together(needed)) as threads:
+    needed = sum(runner.needs.get(stage.name, 0) for stage in last)
+    with runner.threads(side_by_side=needed <= processes.free_memory()) as threads:
         running: dict[Stage, Future[StageReport]] = {}
         for stage, options in last.items():
             running[stage] = threads.submit(runner.result, stage, options)

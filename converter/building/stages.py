@@ -318,7 +318,7 @@ class Stages:
         return report
 
     @contextmanager
-    def threads(self, *, side_by_side: bool = True) -> Iterator[ThreadPoolExecutor]:
+    def threads(self, *, side_by_side: bool) -> Iterator[ThreadPoolExecutor]:
         """Threads for stages that run side by side, or one after another in the order that they are given.
 
         An error or an interrupt ends the stages that still run.
