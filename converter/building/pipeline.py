@@ -351,10 +351,7 @@ def quantize(job: Job, _: Progress) -> Values:
     for left in Path(job.output).glob("*intermediate.tflite"):
         left.unlink()
     exported = Path(job.inputs["model"])
-    notes: list[str] = []
-    lost = keep_sections(exported, job.model)
-    if lost:
-        notes.append(f"Restored sections that litert-torch dropped: {', '.join(lost)}")
+    restored = keep_sections(exported, job.model)
     opened = Opened(job.model)
     model = opened.main().model
     mended = [widen_masks(model)]
@@ -362,7 +359,7 @@ def quantize(job: Job, _: Progress) -> Values:
         mended.append(restore_clipped(model, Opened(exported).main().model))
     if any(mended):
         save_main(opened, job.model)
-    return {"notes": [*notes, *mended]}
+    return {"notes": [restored, *mended]}
 
 
 def optimize(job: Job, progress: Progress) -> Values:

@@ -47,10 +47,13 @@ def check_words(bundle: Bundle) -> None:
             )
 
 
-def keep_sections(before: Path, after: Path) -> list[str]:
-    """Restore sections of `before` that a stage did not write to `after`; return their names.
+def keep_sections(before: Path, after: Path) -> str:
+    """Restore sections of `before` that a stage did not write to `after`.
 
     Rewrites `after` as `before` with the stage's models, so order, metadata and other sections are kept.
+
+    Returns:
+        A note for the user, empty if none was lost.
     """
     whole = read_bundle(before)
     written = read_bundle(after)
@@ -62,9 +65,10 @@ def keep_sections(before: Path, after: Path) -> list[str]:
             lost.append(section_name(section))
         elif section.is_model:
             models[index] = read_model(written.content(places[key]))
-    if lost:
-        replace_file(after, partial(whole.write, models))
-    return lost
+    if not lost:
+        return ""
+    replace_file(after, partial(whole.write, models))
+    return f"Restored sections that litert-torch dropped: {', '.join(lost)}"
 
 
 def replace_file(path: Path, write: Callable[[Path], None]) -> None:
