@@ -90,7 +90,7 @@ class ModelScore:
         lengths: Sequence[int] = (),
         **others: Any,
     ) -> "ModelScore":
-        """A model's score, from the log-likelihoods of all tokens, the reference's, lengths of texts, and other fields."""
+        """The score by the log-likelihoods of all tokens, the reference's, the lengths of texts, and other fields."""
         count = len(likelihoods)
         perplexity = ratio_of(likelihoods, [0.0] * count).ratio  # to one that is always sure
         ratio, error = ratio_of(likelihoods, reference, lengths)
