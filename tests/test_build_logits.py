@@ -51,9 +51,10 @@ def test_moments_are_summed_over_texts_on_both_sides_of_the_diagonal() -> None:
     assert np.allclose(moments.whole(), MOMENTS, rtol=1e-4, atol=1e-2 * np.abs(MOMENTS).mean())
 
 
-def test_frequent_rows_give_the_same_numbers_and_the_others_near_ones() -> None:
+def test_frequent_rows_give_the_same_numbers_and_the_others_near_ones(monkeypatch: Patch) -> None:
     old, new = model(), model()
-    narrow_logits(new, MOMENTS, print, kept=KEPT)
+    monkeypatch.setattr(logits_module, "KEPT_ROWS", KEPT)
+    narrow_logits(new, MOMENTS, print)
     names = [operator.name for operator in new.subgraphs[0]]
     assert names == ["FULLY_CONNECTED", "FULLY_CONNECTED", "CONCATENATION", "RESHAPE"]
     kinds = [(op.input(1).shape, op.input(1).dtype.name) for op in list(new.subgraphs[0])[:2]]
@@ -80,23 +81,23 @@ def test_an_error_is_made_up_for_by_the_columns_that_follow() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "kept", "message"),
+    ("found", "message"),
     [
         (
             model("%logits: int16[1,1,97] q(0.05, 0) = ADD(%y, %y)"),
-            KEPT,
             "4-bit logits need int8 weights",
         ),
     ],
 )
-def test_what_cannot_be_narrowed_is_refused(found: Model, kept: int, message: str) -> None:
+def test_what_cannot_be_narrowed_is_refused(found: Model, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        narrow_logits(found, MOMENTS, print, kept=kept)
+        narrow_logits(found, MOMENTS, print)
 
 
-def test_a_small_vocabulary_stays_at_8_bits_with_a_note() -> None:
+def test_a_small_vocabulary_stays_at_8_bits_with_a_note(monkeypatch: Patch) -> None:
     found = model()
-    note = narrow_logits(found, MOMENTS, print, kept=ROWS)
+    monkeypatch.setattr(logits_module, "KEPT_ROWS", ROWS)
+    note = narrow_logits(found, MOMENTS, print)
     assert note == "Weights of the logits are in 8 bits, as those of the first 97 tokens always are"
     assert to_bytes(found) == to_bytes(model())
 

@@ -214,7 +214,8 @@ def test_the_stage_quantize_widens_masks(
     monkeypatch.setattr(pipeline, "_lib", lambda _: SimpleNamespace(npu_quantize=quantizer))
     inputs = {"model": str(exported), "ranges": ""}
     job = Job("quantize", str(tmp_path), inputs, options={"restore": False})
-    assert len(pipeline.quantize(job, lambda *_: None)["notes"]) == notes
+    told = pipeline.quantize(job, lambda *_: None)["notes"]
+    assert len([*filter(None, told)]) == notes
     assert [*broken_ranges(Opened(job.model).main().model)] == []
 
 

@@ -427,10 +427,10 @@ def test_an_interrupt_ends_all_parallel_stages(tmp_path: Path, monkeypatch: Patc
             raise
 
     monkeypatch.setattr(stages, "carry_out", carry_out)
-    run = stages.Stages(tmp_path, {}, None, lambda *_: None, None, [])
+    run = stages.Stages(tmp_path, {}, lambda *_: None, None, [])
 
     def interrupted() -> None:
-        with run.threads() as threads:
+        with run.threads(side_by_side=True) as threads:
             for name in ("evaluate", "compile"):
                 threads.submit(run.result, stages.Stage(name), {})
             running.wait(10)
@@ -456,7 +456,7 @@ def test_stages_that_have_not_begun_never_do_after_an_error(
             time.sleep(0.01)
 
     monkeypatch.setattr(stages, "carry_out", carry_out)
-    run = stages.Stages(tmp_path, {}, None, lambda *_: None, None, [])
+    run = stages.Stages(tmp_path, {}, lambda *_: None, None, [])
 
     def fails() -> None:
         with run.threads(side_by_side=False) as threads:

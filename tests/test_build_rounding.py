@@ -458,17 +458,17 @@ def test_every_other_prompt_to_judge_by_is_without_the_chat_template(
 ) -> None:
     pytest.importorskip("torch")
     found = divided(tmp_path, monkeypatch, [[number] * 600 for number in range(16)], "<")
-    assert [text[0, :2].tolist() for text in found.together] == [
+    assert [text[0, :2].tolist() for text in found[1]] == [
         [60, 3],
         [7, 7],
         [60, 11],
         [15, 15],
     ]
-    assert {int(text[0, 0]) for text in found.read} == {60}
+    assert {int(text[0, 0]) for text in found[0]} == {60}
     # Without it, the seventh has too few tokens to judge each product by.
     short = [[number] * (95 if number == 7 else 600) for number in range(16)]
     found = divided(tmp_path, monkeypatch, short, "<")
-    assert [text[0, :2].tolist() for text in found.together] == [
+    assert [text[0, :2].tolist() for text in found[1]] == [
         [60, 3],
         [60, 7],
         [60, 11],
@@ -485,8 +485,8 @@ def test_every_fourth_long_prompt_is_judged_by_each_once(
     short = [[number] * 50 for number in range(12)]
     every = [text for pair in zip(long, short, strict=True) for text in pair]
     found = divided(tmp_path, monkeypatch, [[], *every, *every])
-    assert [int(text[0, 0]) for text in found.together] == [3, 7, 11]
-    assert len(found.read) == 21
+    assert [int(text[0, 0]) for text in found[1]] == [3, 7, 11]
+    assert len(found[0]) == 21
     message = "there are 1200 tokens and 1 such prompt: give more different prompts"
     for texts in ([[5] * 20000], [[5] * 20000] * 9):
         with pytest.raises(UsageError, match=message):

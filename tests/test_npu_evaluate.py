@@ -19,11 +19,11 @@ from edge_opt import evaluate
 from edge_opt.base.errors import UsageError
 from edge_opt.base.words import no_progress
 from edge_opt.building import evaluation, stages
-from edge_opt.building.evaluation import ratio_of
+from edge_opt.building.evaluation import ratio_of, score_of
 from edge_opt.building.stages import Job, StageFailedError
 from edge_opt.npu import Compiler, CompilerFailedError
 from edge_opt.npu.qualcomm import Qualcomm
-from edge_opt.npu.scoring import Closeness, Text, read
+from edge_opt.npu.scoring import Text, read
 
 LONG = Text((3, 14, 15, 92, 65, 35, 89, 79, 32), (38, 46, 26))
 TEXTS = [LONG, Text((2, 71), (82, 81, 8)), Text((5,), (77, 21, 5))]
@@ -76,10 +76,10 @@ def test_a_failing_emulator_names_the_entry_point_and_a_long_text_is_refused(
 def test_closeness_is_by_position() -> None:
     rows = np.log(np.array([[0.5, 0.25, 0.25], [0.1, 0.1, 0.8]]))
     other = np.log(np.array([[0.25, 0.5, 0.25], [0.1, 0.1, 0.8]])) + 7
-    found = Closeness.of(rows, other, [0, 2])
-    assert found.kl == pytest.approx([0.5 * math.log(2) - 0.25 * math.log(2), 0])
-    assert found.agrees == [False, True]
-    assert np.exp(found.likelihoods) == pytest.approx([0.25, 0.8])
+    found = score_of(rows, [0, 2], (), "m", other)
+    assert found.kl == pytest.approx((0.5 * math.log(2) - 0.25 * math.log(2)) / 2)
+    assert found.top1_agreement == 0.5
+    assert found.perplexity == pytest.approx(1 / math.sqrt(0.25 * 0.8))
 
 
 class Pretended:
@@ -229,6 +229,7 @@ def test_a_text_of_one_token_is_not_scored(
 def test_the_real_emulator_reads_a_tiny_model_as_the_cpu_does(gemma: Path) -> None:
     require_qnn()
     found = read(gemma, TEXTS, Compiler())
-    expected = read(gemma, TEXTS)
-    for rows, own, text in zip(expected, found, TEXTS, strict=True):
-        assert max(Closeness.of(rows, own, text.scored).kl) < 1e-3
+    on_cpu = read(gemma, TEXTS)
+    for rows, own, text in zip(on_cpu, found, TEXTS, strict=True):
+        for expected, one, token in zip(rows, own, text.scored, strict=True):
+            assert (score_of(expected[None], [token], (), "npu", one[None]).kl or 0) < 1e-3

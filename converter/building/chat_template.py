@@ -15,7 +15,7 @@ from pathlib import Path
 from string import Template
 
 from edge_opt.building.prompts import rendered
-from edge_opt.building.sections import edit_metadata
+from edge_opt.building.sections import metadata_of
 
 # The empty texts keep jinja from removing white space at the template's ends.
 _AROUND = Template("""\
@@ -62,7 +62,7 @@ def mend_template(path: Path, checkpoint: Path) -> str:
         if tokenizer.bos_token and text.startswith(tokenizer.bos_token):
             metadata.ClearField("start_token")
 
-    edit_metadata(path, "LlmMetadataProto", LlmMetadata, mend)
+    metadata_of(path, "LlmMetadataProto", LlmMetadata, edit=mend)
     return "".join(notes)
 
 

@@ -93,31 +93,26 @@ def diagnose() -> Diagnosis:
     """Find out what works. The runtime and the vendor's tools are tried; other packages are looked for, not loaded."""
     compiler = Compiler()
     backend = backend_of(compiler.chip)
-    libraries = _problem(backend.libraries, compiler)
-    qnn = _QNN if libraries else ""
+    qnn = _tried("libraries", _QNN, backend.libraries, compiler).remedy
     abilities = [
-        Ability("convert, compare", _problem(_run), "pip install --force-reinstall ai-edge-litert"),
-        Ability("build", _problem(stages.tool_versions), _EXTRAS),
-        Ability("build from a LoRA folder", _problem(versions_of, ("peft",), _EXTRAS), _EXTRAS),
-        Ability("evaluate", _problem(evaluation.check_runtimes), _EXTRAS),
-        Ability("profile, tune, compile", _problem(backend.check_installed, compiler), qnn),
-        Ability("emulator", _problem(backend.check_emulator, compiler), qnn),
+        _tried("convert, compare", "pip install --force-reinstall ai-edge-litert", _run),
+        _tried("build", _EXTRAS, stages.tool_versions),
+        _tried("build from a LoRA folder", _EXTRAS, versions_of, ("peft",), _EXTRAS),
+        _tried("evaluate", _EXTRAS, evaluation.check_runtimes),
+        _tried("profile, tune, compile", qnn, backend.check_installed, compiler),
+        _tried("emulator", qnn, backend.check_emulator, compiler),
     ]
     found = versions()
-    return Diagnosis(
-        found,
-        [one if one.problem else Ability(one.name) for one in abilities],
-        [*filter(None, (overwritten(), stages.untried(found)))],
-    )
+    return Diagnosis(found, abilities, [*filter(None, (overwritten(), stages.untried(found)))])
 
 
-def _problem(check: Callable[..., object], *arguments: object) -> str:
-    """The message of the error that a check raises; empty if it passes."""
+def _tried(name: str, remedy: str, check: Callable[..., object], *arguments: object) -> Ability:
+    """The ability that a check tries, which raises an error if it does not work."""
     try:
         check(*arguments)
     except EdgeOptError as error:
-        return str(error)
-    return ""
+        return Ability(name, str(error), remedy)
+    return Ability(name)
 
 
 def _run() -> None:

@@ -5,7 +5,7 @@ import multiprocessing
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -29,8 +29,10 @@ from edge_opt.building.stages import Job, StageFailedError, Values
 from edge_opt.ir import DType
 from edge_opt.ir.opening import Opened
 from edge_opt.npu.compiler import Compiler
-from edge_opt.npu.scoring import Closeness, Text, read
+from edge_opt.npu.scoring import Text, read
 from edge_opt.npu.vendors import backend_of
+from edge_opt.runtime.metrics import log_softmax
+from edge_opt.runtime.protocol import Array
 
 ERROR = 0.01
 """Standard error of the perplexity ratio, by tokens, at which scoring stops."""
@@ -86,12 +88,13 @@ class ModelScore:
         likelihoods: Sequence[float],
         reference: Sequence[float],
         lengths: Sequence[int] = (),
+        **others: Any,
     ) -> "ModelScore":
-        """The score of one model, from the log-likelihoods of all tokens, the reference's, and the lengths of texts."""
+        """The score by the log-likelihoods of all tokens, the reference's, the lengths of texts, and other fields."""
         count = len(likelihoods)
         perplexity = ratio_of(likelihoods, [0.0] * count).ratio  # to one that is always sure
         ratio, error = ratio_of(likelihoods, reference, lengths)
-        return cls(source, count, perplexity, ratio=ratio, ratio_error=error)
+        return cls(source, count, perplexity, ratio=ratio, ratio_error=error, **others)
 
     def exceeds(self, limit: float) -> bool:
         """True if the ratio exceeds a limit by more than its error, both in nats; True for NaN.
@@ -290,8 +293,8 @@ def score(job: Job, progress: Progress) -> Values:
         )
     scores = [ModelScore.of(reference, expected, expected, lengths)]
     for name, own in zip(bundles, others, strict=True):
-        bundle_score = ModelScore.of(name, own, expected, lengths)
-        scores.append(replace(bundle_score, weights=_weights(job.inputs[name])))
+        weights = _weights(job.inputs[name])
+        scores.append(ModelScore.of(name, own, expected, lengths, weights=weights))
     return asdict(Evaluation(scores, len(lengths), skipped))
 
 
@@ -346,6 +349,34 @@ class Checkpoint:
         return Text(tuple(ids[:at]), tuple(ids[at : at + count]))
 
 
+def score_of(
+    reference: Array,
+    tokens: Sequence[int],
+    lengths: Sequence[int],
+    source: str,
+    logits: Array,
+    **others: Any,
+) -> ModelScore:
+    """The score of a model by its logits `[tokens, vocabulary]`, and by the reference's on the same tokens.
+
+    `tokens` are those that came next, of texts of these `lengths`; `others` are other fields of the score.
+    """
+    theirs = log_softmax(reference.astype(np.float64))
+    own = log_softmax(logits.astype(np.float64))
+    divergences = (np.exp(theirs) * (theirs - own)).sum(axis=1)
+    agrees = theirs.argmax(axis=1) == own.argmax(axis=1)
+    came_next = (np.arange(len(tokens)), tokens)
+    return ModelScore.of(
+        source,
+        own[came_next].tolist(),
+        theirs[came_next].tolist(),
+        lengths,
+        kl=float(divergences.mean()),
+        top1_agreement=float(agrees.mean()),
+        **others,
+    )
+
+
 def check_export(job: Job, _: Progress) -> Values:
     """Compare the export's predictions with the checkpoint's, in the middle of the longest calibration prompt.
 
@@ -366,15 +397,15 @@ def check_export(job: Job, _: Progress) -> Values:
         (own,) = read(bundle, [text])
     except UsageError as error:
         return {"notes": [f"Not compared with the checkpoint: {error}"]}
-    kl = np.mean(Closeness.of(expected, own, text.scored).kl)
+    kl = score_of(expected, text.scored, (), "exported", own).kl
+    assert kl is not None
     found = f"mean KL divergence {kl:.4f} nats on {many(len(text.scored), 'token')} after {len(text.before)}"
     if not kl <= _WORST_EXPORT:  # NaN, too
         raise StageFailedError(f"the export's predictions are not the checkpoint's: {found}")
+    how = "Compared with the checkpoint"
     if kl > _DOUBTFUL_EXPORT:
-        return {
-            "notes": [f"Warning: the export's predictions differ from the checkpoint's: {found}"]
-        }
-    return {"notes": [f"Compared with the checkpoint: {found}"]}
+        how = "Warning: the export's predictions differ from the checkpoint's"
+    return {"notes": [f"{how}: {found}"]}
 
 
 def emulate(job: Job, progress: Progress) -> Values:
@@ -394,8 +425,8 @@ def emulate(job: Job, progress: Progress) -> Values:
     del checkpoint
     tokens = [*chain.from_iterable(text.scored for text in texts)]
     lengths = [len(text.scored) for text in texts]
-    itself = Closeness.of(expected, expected, tokens)
-    scores = [_score_of(reference, itself, itself, lengths)]
+    judged = partial(score_of, expected, tokens, lengths)
+    scores = [judged(reference, expected)]
     for bundle in bundles:
         path = job.inputs[bundle]
         with scratch_folder() as folder:
@@ -408,17 +439,7 @@ def emulate(job: Job, progress: Progress) -> Values:
                 f"give the checkpoint that the bundle was made from"
             )
         npu = np.concatenate(read(path, texts, compiler, partial(progress, job.stage)))
-        for logits, on_npu in ((cpu, False), (npu, True)):
-            own = Closeness.of(expected, logits, tokens)
-            one = _score_of(bundle, own, itself, lengths)
-            scores.append(replace(one, on_npu=on_npu, weights=_weights(path)))
+        weights = _weights(path)
+        scores.append(judged(bundle, cpu, weights=weights))
+        scores.append(judged(bundle, npu, weights=weights, on_npu=True))
     return asdict(Evaluation(scores, len(texts)))
-
-
-def _score_of(
-    source: str, own: Closeness, reference: Closeness, lengths: Sequence[int]
-) -> ModelScore:
-    """The score of a model whose logits are known, on texts of these lengths in tokens."""
-    score = ModelScore.of(source, own.likelihoods, reference.likelihoods, lengths)
-    agreement = float(np.mean(own.agrees))
-    return replace(score, top1_agreement=agreement, kl=float(np.mean(own.kl)))

@@ -64,10 +64,10 @@ def moments_of(checkpoint: Path, prompts: Path, progress: Progress, *, rotated: 
     return np.asarray(total.numpy(), np.float32)
 
 
-def narrow_logits(model: Model, moments: Floats, progress: Progress, kept: int = KEPT_ROWS) -> str:
-    """Cut the int8 product of every signature's logits after row `kept` and round the later rows to 4 bits, in place.
+def narrow_logits(model: Model, moments: Floats, progress: Progress) -> str:
+    """Cut the int8 product of every signature's logits behind `KEPT_ROWS` and round the later rows to 4 bits, in place.
 
-    With at most `kept` rows, nothing changes.
+    With no more rows, nothing changes.
 
     `moments` `[hidden, hidden]` is the sum of `x x'` over inputs x of the product, from text typical of real use.
 
@@ -85,14 +85,14 @@ def narrow_logits(model: Model, moments: Floats, progress: Progress, kept: int =
     for product in products:
         weights = product.input(1)
         rows, hidden = weights.shape
-        if rows <= kept:
-            return f"Weights of the logits are in 8 bits, as those of the first {kept} tokens always are"
+        if rows <= KEPT_ROWS:
+            return f"Weights of the logits are in 8 bits, as those of the first {KEPT_ROWS} tokens always are"
         assert moments.shape == (hidden, hidden)
         key = id(weights.buffer)
         if key not in parts:
-            parts[key] = _parts(weights, moments, kept, progress)
+            parts[key] = _parts(weights, moments, progress)
         _cut(model, product, parts[key])
-    return f"Weights of the logits are in 4 bits, those of the first {kept} tokens in 8"
+    return f"Weights of the logits are in 4 bits, those of the first {KEPT_ROWS} tokens in 8"
 
 
 def _logits_product(outputs: dict[str, Tensor]) -> Operator | None:
@@ -109,15 +109,15 @@ def _logits_product(outputs: dict[str, Tensor]) -> Operator | None:
     return None
 
 
-def _parts(weights: Tensor, moments: Floats, kept: int, progress: Progress) -> list[Tensor]:
-    """The weights as two constants: the first `kept` rows unchanged, the others in 4 bits."""
+def _parts(weights: Tensor, moments: Floats, progress: Progress) -> list[Tensor]:
+    """The weights as two constants: the first `KEPT_ROWS` unchanged, the others in 4 bits."""
     codes = np.asarray(weights.array(), np.int8)
     scales = row_scales(weights)
-    frequent = constant(f"{weights.name}/frequent", codes[:kept], scales[:kept])
+    frequent = constant(f"{weights.name}/frequent", codes[:KEPT_ROWS], scales[:KEPT_ROWS])
     rounder = Rounder(moments)
     grids = []
-    for start in range(kept, len(codes), ROWS_AT_ONCE):
-        progress("narrowing", start - kept, len(codes) - kept)
+    for start in range(KEPT_ROWS, len(codes), ROWS_AT_ONCE):
+        progress("narrowing", start - KEPT_ROWS, len(codes) - KEPT_ROWS)
         rows = slice(start, start + ROWS_AT_ONCE)
         grids.append(rounder.rounded(codes[rows].astype(np.float32) * scales[rows, None]))
     return [frequent, four_bits(f"{weights.name}/rest", Grid.joined(grids))]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from edge_opt.base.errors import EdgeOptError
-from edge_opt.building.sections import edit_metadata, replace_file
+from edge_opt.building.sections import metadata_of, replace_file
 from edge_opt.building.stages import INSTALL
 from edge_opt.ir import Buffer, DType, Model, Operator, Subgraph, Tensor
 from edge_opt.ir.cleanup import parts_in_use, remove_unused
@@ -140,7 +140,7 @@ def write_window(path: Path, window: int) -> None:
     def write(metadata: ExecutorMetadata) -> None:
         metadata.llm_executor_metadata.attention_mask_settings.sliding_window_size = window
 
-    if not edit_metadata(path, "ExecutorMetadataProto", ExecutorMetadata, write):
+    if metadata_of(path, "ExecutorMetadataProto", ExecutorMetadata, edit=write) is None:
         raise EdgeOptError(
             f"the exported bundle has no executor metadata, without which LiteRT-LM assumes a window of "
             f"{ASSUMED_WINDOW} instead of {window}: {INSTALL}"

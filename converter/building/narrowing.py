@@ -56,7 +56,7 @@ def narrow(job: Job, progress: Progress) -> Values:
     remove_unused(part.model, usage)
     part.changed = True
     opened.save(job.model)
-    return {"notes": [*filter(None, notes)]}
+    return {"notes": notes}
 
 
 def narrow_layers(model: Model, grids: Mapping[str, Grid], biases: Mapping[str, Floats]) -> None:

@@ -2,7 +2,7 @@
 
 import math
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -95,11 +95,6 @@ def needs_of(files: Sequence[Path], *, rounds: bool, streams: bool) -> Needs:
     seconds = _SECONDS + (_SECONDS_TO_ROUND if rounds else 0)
     graph = int(_GRAPH * (weights / 2 if rounds else weights))
     return Needs(memory, _DISK * weights, graph, math.ceil((60 + seconds * weights / 1e9) / 60))
-
-
-def fit_together(memory: Iterable[int]) -> bool:
-    """True if stages with these needs can run side by side in the memory that is free now."""
-    return sum(memory) <= processes.free_memory()
 
 
 def _weights_in(file: Path) -> int:

@@ -222,9 +222,9 @@ def export(job: Job, _: Progress) -> Values:
         mend_export(job.model)
     if job.options["window"]:
         write_window(job.model, job.options["window"])
-    notes = [prepared.note, memory_note(can_stream=can_stream, streams=streams)]
-    notes.append(mend_template(job.model, source))
-    return {"notes": [*filter(None, notes)], "rotated": prepared.rotated}
+    how_loaded = memory_note(can_stream=can_stream, streams=streams)
+    notes = [prepared.note, how_loaded, mend_template(job.model, source)]
+    return {"notes": notes, "rotated": prepared.rotated}
 
 
 def memory_note(*, can_stream: bool, streams: bool) -> str:
@@ -307,10 +307,7 @@ def quantize(job: Job, _: Progress) -> Values:
     for left in Path(job.output).glob("*intermediate.tflite"):
         left.unlink()
     exported = Path(job.inputs["model"])
-    notes: list[str] = []
-    lost = keep_sections(exported, job.model)
-    if lost:
-        notes.append(f"Restored sections that litert-torch dropped: {', '.join(lost)}")
+    restored = keep_sections(exported, job.model)
     opened = Opened(job.model)
     model = opened.main().model
     mended = [widen_masks(model)]
@@ -318,7 +315,7 @@ def quantize(job: Job, _: Progress) -> Values:
         mended.append(restore_clipped(model, Opened(exported).main().model))
     if any(mended):
         save_main(opened, job.model)
-    return {"notes": [*notes, *filter(None, mended)]}
+    return {"notes": [restored, *mended]}
 
 
 def optimize(job: Job, progress: Progress) -> Values:

@@ -15,7 +15,6 @@ from typing import Any
 from edge_opt.base.errors import UsageError
 from edge_opt.base.record import RecordError, from_dict
 from edge_opt.base.words import listed, many
-from edge_opt.building.network import Product
 
 PLAN = "plan.json"
 """Name of the file with the choice of products."""
@@ -72,6 +71,11 @@ class Choice:
     kl: float | None = None
 
     @property
+    def key(self) -> tuple[int, str]:
+        """What tells the product from others."""
+        return self.layer, self.name
+
+    @property
     def harm(self) -> float:
         """The harm, 0 if it was not measured."""
         return self.kl or 0.0
@@ -88,11 +92,6 @@ class Plan:
     allowance: float | None = None
     logits: float | None = None
     together: float | None = None
-
-    def in_4_bits(self) -> Callable[[Product], bool]:
-        """Tells which products are in 4 bits."""
-        chosen = {(one.layer, one.name) for one in self.products if one.bits == 4}
-        return lambda product: (product.layer, product.name) in chosen
 
 
 def choose(measured: Sequence[Choice], together: Callable[[Plan], float], allowance: float) -> Plan:

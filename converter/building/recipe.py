@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from edge_opt.base.errors import UsageError, unknown
 from edge_opt.base.work import CHECKPOINT, MODEL, QUANTIZE
 from edge_opt.building.source import Kind
-from edge_opt.building.stages import Input, Stage, Stages, Values
+from edge_opt.building.stages import LIBRARIES, Input, Stage, Stages, Values
 
 WEIGHTS = ("8", "4-logits", "4")
 """Supported bits of weights: all at 8; those of the logits at 4 except for frequent tokens; and also as many of the
@@ -32,14 +32,12 @@ _CALIBRATE = Stage("calibrate", ("model", "prompts"), {"ranges": "."})
 _QUANTIZE = Stage(QUANTIZE, ("model", "ranges"), {"model": MODEL})
 _NARROW_LOGITS = Stage("narrow", ("model", "checkpoint", "prompts"), {"model": MODEL})
 _NARROW_ROUNDED = Stage("narrow", ("model", "rounded", "exported"), {"model": MODEL})
-OPTIMIZE = Stage(
-    "optimize", ("model", "exported"), {"model": MODEL, "converted": MODEL}, compiles=True
-)
+OPTIMIZE = Stage("optimize", ("model", "exported", LIBRARIES), {"model": MODEL, "converted": MODEL})
 EVALUATE = Stage("evaluate", ("checkpoint", "converted"))
 """Scores checkpoint and bundle, in LiteRT-LM on CPU kernels."""
-EMULATE = Stage("emulate", ("checkpoint", "converted"), compiles=True)
+EMULATE = Stage("emulate", ("checkpoint", "converted", LIBRARIES))
 """Scores checkpoint and bundle, in the NPU's emulator."""
-COMPILE = Stage("compile", ("model",), compiles=True)
+COMPILE = Stage("compile", ("model", LIBRARIES))
 
 SOURCES = {
     Kind.CHECKPOINT: ("source", "checkpoint", "base"),

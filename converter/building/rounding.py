@@ -9,10 +9,11 @@ where later ones make up for earlier ones.
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -23,12 +24,13 @@ from edge_opt.building.checkpoint import Streamed, load
 from edge_opt.building.codes import CODES, CodesFile
 from edge_opt.building.gptq import BOTTOM, LEAST_ROW, TOP, Floats, Grid
 from edge_opt.building.network import (
+    ALONE,
     NAMES,
     Network,
-    Product,
     by_onednn,
     check_family,
     last_part,
+    modules_of,
 )
 from edge_opt.building.plan import PLAN, Choice, Plan, allowed_for, choose, plan_lines, plan_of
 from edge_opt.building.prompts import read_prompts, text_of, wording_of
@@ -40,12 +42,7 @@ _MOST_TOKENS = 10000
 _LEAST_TOKENS = 4000
 _EACH = 4  # one prompt in so many is kept to judge by
 _MOST_JUDGED = 4  # prompts
-_ALONE = 96
-"""Tokens of a prompt to judge each product by; all have as many, so that they run as one batch.
-
-They only rank the products. SmolLM2-135M takes two thirds of the time of 160 tokens; the ranks correlate by 0.96.
-"""
-_TOGETHER = 512  # at most, to judge all products by
+_MOST_JUDGED_OF_EACH = 512  # tokens
 
 
 def round_weights(job: Job, progress: Progress) -> dict[str, Any]:
@@ -61,15 +58,16 @@ def round_weights(job: Job, progress: Progress) -> dict[str, Any]:
 
     weights = load(source)
     check_family(weights.model)
-    texts = _texts(source, Path(job.inputs["prompts"]))
+    read, judged = _texts(source, Path(job.inputs["prompts"]))
     notes = []
     with torch.no_grad(), by_onednn(), tempfile.TemporaryDirectory() as folder:
         known = grids_of(weights)
         if not known and job.options["rotate"]:
             weights, note = _rotated(weights, source, Path(folder, "rotated"))
             notes.append(note)
-        network = Network(weights, *texts)
-        rounded = CodesFile(Path(folder, CODES), weights, network.modules())
+        network = Network(weights, read, judged)
+        every = modules_of(chain.from_iterable(network.products))
+        rounded = CodesFile(Path(folder, CODES), weights, every)
         rounding = _Rounding(network, rounded, progress)
         if known:
             unused = "" if given is None else ", so the plan is not used"
@@ -77,10 +75,10 @@ def round_weights(job: Job, progress: Progress) -> dict[str, Any]:
             plan, moments = rounding.kept(known)
         elif given is not None:
             plan = checked_plan(given, network)
-            moments = rounding.carry_out(plan)
+            moments = rounding.carry_out(_in_4_bits(network, plan))
         else:
             plan, moments = rounding.measured(job.options["ratio"])
-        chosen = network.modules(plan.in_4_bits())
+        chosen = _in_4_bits(network, plan)
         codes = CodesFile(output / CODES, weights, chosen)
         codes.keep_moments(moments)
         wide = [f"{name}.weight" for name in chosen]
@@ -104,15 +102,7 @@ def _rotated(weights: Streamed, source: Path, target: Path) -> tuple[Streamed, s
     return load(target) if prepared.rotated else weights, prepared.note
 
 
-class _Texts(NamedTuple):
-    """Tokens of the texts that `Network` takes, named as there."""
-
-    read: list[Any]
-    alone: Any
-    together: list[Any]
-
-
-def _texts(checkpoint: Path, prompts: Path) -> _Texts:
+def _texts(checkpoint: Path, prompts: Path) -> tuple[list[Any], list[Any]]:
     """Divide the prompts into those to round for, in the chat template, and those to judge by, half of them without it.
 
     `evaluate` scores text without it. There, rounded weights cost as much as in the template in SmolLM2-135M, and more
@@ -132,26 +122,25 @@ def _texts(checkpoint: Path, prompts: Path) -> _Texts:
     different = {wording.text(prompt): text_of(prompt) for prompt in read_prompts(prompts)}
     for text, plain in different.items():
         tokens = tokens_of(text)
-        is_long = tokens.shape[1] >= _ALONE
+        is_long = tokens.shape[1] >= ALONE
         long_prompts += is_long
         is_kept = is_long and long_prompts % _EACH == 0
         if is_kept and len(judged) < _MOST_JUDGED:
             plain_tokens = tokens_of(plain)
             is_second = len(judged) % 2 == 1
-            if is_second and plain_tokens.shape[1] >= _ALONE:
+            if is_second and plain_tokens.shape[1] >= ALONE:
                 tokens = plain_tokens
-            judged.append(tokens[:, :_TOGETHER])
+            judged.append(tokens[:, :_MOST_JUDGED_OF_EACH])
         elif tokens.shape[1] and total < _MOST_TOKENS:
             read.append(tokens[:, :_LONGEST])
             total += read[-1].shape[1]
     if total < _LEAST_TOKENS or not judged:
         raise UsageError(
             f"weights='4' needs {_LEAST_TOKENS} tokens of prompts, counting at most {_LONGEST} of each, and {_EACH} "
-            f"prompts of at least {_ALONE} tokens, one of them to judge by; there are {total} tokens and "
+            f"prompts of at least {ALONE} tokens, one of them to judge by; there are {total} tokens and "
             f"{many(long_prompts, 'such prompt')}: give more different prompts, or use weights='8'"
         )
-    alone = torch.cat([tokens[:, :_ALONE] for tokens in judged])
-    return _Texts(read, alone, judged)
+    return read, judged
 
 
 @dataclass
@@ -163,24 +152,23 @@ class _Rounding:
     progress: Progress
     made: set[str] = field(default_factory=set)
 
-    def carry_out(self, plan: Plan) -> Floats:
-        """Round the products that a plan has in 4 bits; returns the moments, as `Network.rounded` does."""
-        self.made = {*self.network.modules(plan.in_4_bits())}
-        return self.network.rounded(plan.in_4_bits(), self.codes.keep, self.progress)
+    def carry_out(self, names: Iterable[str]) -> Floats:
+        """Round the products with these modules; returns the moments, as `Network.rounded` does."""
+        self.made = {*names}
+        return self.network.rounded(self.made, self.codes.keep, self.progress)
 
     def measured(self, ratio: float) -> tuple[Plan, Floats]:
         """The plan by the harm of each product alone and of those that are chosen, which it rounds; and the moments."""
-        moments, harm = self.network.measured(self.progress)
-        measured = [Choice(one.layer, one.name, one.weights, 8, kl) for one, kl in harm.products]
+        moments, measured, logits = self.network.measured(self.progress)
         allowance = allowed_for(ratio)
-        plan = choose(measured, self.together, allowance - harm.logits)
-        return replace(plan, allowance=allowance, logits=harm.logits), moments
+        plan = choose(measured, self.together, allowance - logits)
+        return replace(plan, allowance=allowance, logits=logits), moments
 
     def together(self, plan: Plan) -> float:
         """What a plan costs as a whole; rounds it unless it is part of the last one that was rounded."""
-        names = {*self.network.modules(plan.in_4_bits())}
-        if not names <= self.made:
-            self.carry_out(plan)
+        names = _in_4_bits(self.network, plan)
+        if not self.made.issuperset(names):
+            self.carry_out(names)
         return self.network.harm_of(names, self.codes.grid)
 
     def kept(self, known: dict[str, Grid]) -> tuple[Plan, Floats]:
@@ -188,23 +176,31 @@ class _Rounding:
 
         Takes the grids from memory.
         """
-        on_grid = {*known}
-
-        def lies_on_grid(product: Product) -> bool:
-            return product.modules.keys() <= on_grid
-
-        for name in on_grid:
+        plan = Plan(tuple(_choices(self.network, {*known})))
+        for name in [*known]:
             self.codes.keep(name, known.pop(name))
-        moments = self.carry_out(Plan(()))  # rounds nothing
-        return Plan(tuple(_bits(self.network, lies_on_grid))), moments
+        return plan, self.carry_out(())  # rounds nothing
+
+
+def _in_4_bits(network: Network, plan: Plan) -> list[str]:
+    """The names of the modules of products that a plan has in 4 bits."""
+    narrow = {one.key for one in plan.products if one.bits == 4}
+    every = chain.from_iterable(network.products)
+    return [*modules_of(one for one in every if (one.layer, one.name) in narrow)]
+
+
+def _choices(network: Network, names: set[str]) -> list[Choice]:
+    """The choice for each product of a checkpoint: 4 bits if all its modules have these names."""
+    products = chain.from_iterable(network.products)
+    return [one.choice(4 if one.modules.keys() <= names else 8) for one in products]
 
 
 def checked_plan(given: Mapping[str, Any], network: Network) -> Plan:
     """A plan as JSON values, for this model; UsageError if it is not one, or has other products."""
     plan = plan_of(given)
-    products = _bits(network, plan.in_4_bits())
-    wanted = Counter((one.layer, one.name) for one in products)
-    found = Counter((one.layer, one.name) for one in plan.products)
+    products = _choices(network, set())
+    wanted = Counter(one.key for one in products)
+    found = Counter(one.key for one in plan.products)
     for wrong, how in ((wanted - found, "missing"), (found - wanted, "one too many")):
         if wrong:
             layer, name = min(wrong)
@@ -213,20 +209,9 @@ def checked_plan(given: Mapping[str, Any], network: Network) -> Plan:
                 f"{len(network.products)} layers; {name} of layer {layer} is {how}: give the plan of a checkpoint of "
                 f"the same shape"
             )
-    harms = {(one.layer, one.name): one.kl for one in plan.products}
-    measured = [replace(one, kl=harms[one.layer, one.name]) for one in products]
+    given_for = {one.key: one for one in plan.products}
     # What else the file tells was measured for another checkpoint, or for other bits.
-    return Plan(tuple(measured))
-
-
-def _bits(network: Network, in_4_bits: Callable[[Product], bool]) -> list[Choice]:
-    """The choice for each product of a checkpoint."""
-    choices: list[Choice] = []
-    for products in network.products:
-        for one in products:
-            bits = 4 if in_4_bits(one) else 8
-            choices.append(Choice(one.layer, one.name, one.weights, bits))
-    return choices
+    return Plan(tuple(replace(given_for[one.key], weights=one.weights) for one in products))
 
 
 def grids_of(weights: Streamed) -> dict[str, Grid]:

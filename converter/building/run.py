@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from edge_opt.base import processes
 from edge_opt.base.atomic import AnyPath, path_of, replacing, resolve_target, write_whole
 from edge_opt.base.errors import EdgeOptError, UsageError, unknown
 from edge_opt.base.packages import versions_of
@@ -18,7 +19,7 @@ from edge_opt.base.work import work_folder
 from edge_opt.building import evaluation, stages
 from edge_opt.building.evaluation import Evaluation
 from edge_opt.building.held_out import Texts, hold_out, in_turn, read_texts, repeating
-from edge_opt.building.needs import fit_together, needs_of
+from edge_opt.building.needs import needs_of
 from edge_opt.building.plan import PLAN, plan_of
 from edge_opt.building.prompts import read_prompts
 from edge_opt.building.recipe import (
@@ -37,6 +38,7 @@ from edge_opt.building.sections import faults
 from edge_opt.building.settings import check_settings
 from edge_opt.building.source import Given, Kind, look_at, read_object
 from edge_opt.building.stages import (
+    LIBRARIES,
     BuildCheckError,
     Input,
     Stage,
@@ -187,10 +189,9 @@ def build(
     )
     result.warnings += filter(None, [stages.untried(versions)])
     with stages.locked(folder), _finishing(result, began):
-        runner = Stages(
-            folder, versions, libraries, progress or no_progress, on_stage, done=result.stages
-        )
-        _give_inputs(runner, given, texts.calibration, folder)
+        runner = Stages(folder, versions, progress or no_progress, on_stage, done=result.stages)
+        runner.files |= libraries
+        _give_inputs(runner, given, texts.calibration)
         _configure(runner, result, given, settings, rounds=weights == "4")
         quantized = run_quantization(
             runner, given.kind, weights, result.settings, result.caches["window"], rounding
@@ -207,7 +208,7 @@ def build(
         if texts.scored:
             parts = in_turn(texts.scored, optimized.bundle)
             last[EVALUATE] = {"parts": parts, "runtimes": runtimes}
-            if npu_tokens and libraries is not None and backend_of(chip).emulates:
+            if npu_tokens and libraries and backend_of(chip).emulates:
                 last[EMULATE] = evaluation.emulation(texts.scored, npu_tokens, Compiler(chip))
         compiled = _run_last(runner, result, last, texts.note)
         _check_quality(result, limit, compiled)
@@ -215,10 +216,14 @@ def build(
     return result
 
 
-def _give_inputs(runner: Stages, given: Given, calibration: list[Any], folder: Path) -> None:
+def _give_inputs(runner: Stages, given: Given, calibration: list[Any]) -> None:
     """Name the files that stages read; a LoRA folder is merged with its base first."""
-    origin = _input(given.files, given.path)
-    runner.files = dict.fromkeys(SOURCES[given.kind], origin) | _written(calibration, folder)
+    runner.files |= dict.fromkeys(SOURCES[given.kind], _input(given.files, given.path))
+    if calibration:
+        path = runner.folder / "prompts.jsonl"
+        lines = "".join(f"{json.dumps(prompt)}\n" for prompt in calibration)
+        write_whole(path, lines.encode(), overwrite=True)
+        runner.files["prompts"] = _input([path], path)
     if given.adapter:
         runner.files["adapter"] = _input(given.adapter, given.adapter[0].parent)
         runner.run(MERGE, {})
@@ -297,22 +302,22 @@ def _chip_of(name: str) -> tuple[str, str]:
     return found
 
 
-def _libraries(vendor: str, compiler: Compiler) -> Input | None:
-    """The folder with the vendor's libraries; None if litert-torch finds them, or they are needed only at the end."""
+def _libraries(vendor: str, compiler: Compiler) -> dict[str, Input]:
+    """The vendor's libraries by their role; empty if litert-torch finds them, or they are needed only at the end."""
     backend = vendor_backend(vendor)
     if backend is None:
         if compiler.sdk is not None:
             raise UsageError(
                 f"sdk=... is not for {vendor}: leave it out, litert-torch finds its libraries"
             )
-        return None
+        return {}
     try:
         folder = backend.libraries(compiler)
     except CompilerMissingError:
         if compiler.sdk is None and not backend.estimates:
-            return None  # nothing but the last stage needs them
+            return {}  # nothing but the last stage needs them
         raise
-    return _input(sorted(folder.glob(backend.results_from)), folder)
+    return {LIBRARIES: _input(sorted(folder.glob(backend.results_from)), folder)}
 
 
 def _check_paths(
@@ -396,20 +401,10 @@ def _texts(
     return Texts(texts, every, f"Evaluated on {held_out}{repeating(texts, every)}")
 
 
-def _written(prompts: list[Any], folder: Path) -> dict[str, Input]:
-    """The prompts to calibrate with as an input of stages; empty if there are none."""
-    if not prompts:
-        return {}
-    path = folder / "prompts.jsonl"
-    lines = "".join(f"{json.dumps(prompt)}\n" for prompt in prompts)
-    write_whole(path, lines.encode(), overwrite=True)
-    return {"prompts": _input([path], path)}
-
-
 def _run_last(runner: Stages, result: BuildResult, last: Mapping[Stage, Values], note: str) -> Path:
     """Compile and score, at the same time if memory allows it; the path of the compiled bundle."""
-    needed = [runner.needs.get(stage.name, 0) for stage in last]
-    with runner.threads(side_by_side=fit_together(needed)) as threads:
+    needed = sum(runner.needs.get(stage.name, 0) for stage in last)
+    with runner.threads(side_by_side=needed <= processes.free_memory()) as threads:
         running: dict[Stage, Future[StageReport]] = {}
         for stage, options in last.items():
             running[stage] = threads.submit(runner.result, stage, options)

@@ -47,10 +47,13 @@ def check_words(bundle: Bundle) -> None:
             )
 
 
-def keep_sections(before: Path, after: Path) -> list[str]:
-    """Restore sections of `before` that a stage did not write to `after`; return their names.
+def keep_sections(before: Path, after: Path) -> str:
+    """Restore sections of `before` that a stage did not write to `after`.
 
     Rewrites `after` as `before` with the stage's models, so order, metadata and other sections are kept.
+
+    Returns:
+        A note for the user, empty if none was lost.
     """
     whole = read_bundle(before)
     written = read_bundle(after)
@@ -62,9 +65,10 @@ def keep_sections(before: Path, after: Path) -> list[str]:
             lost.append(section_name(section))
         elif section.is_model:
             models[index] = read_model(written.content(places[key]))
-    if lost:
-        replace_file(after, partial(whole.write, models))
-    return lost
+    if not lost:
+        return ""
+    replace_file(after, partial(whole.write, models))
+    return f"Restored sections that litert-torch dropped: {', '.join(lost)}"
 
 
 def replace_file(path: Path, write: Callable[[Path], None]) -> None:
@@ -74,29 +78,24 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
     written.replace(path)
 
 
-def metadata_of(path: Path, kind: str, message: Any) -> Any | None:
-    """A bundle's section of a kind, a protocol buffer of the class `message`; None if it has none."""
-    bundle = read_bundle(path)
-    place = section_of(bundle, _NUMBERS[kind])
-    return None if place is None else _values(bundle, place, message)
+def metadata_of(
+    path: Path, kind: str, message: Any, edit: Callable[[Any], None] | None = None
+) -> Any | None:
+    """A bundle's section of a kind, a protocol buffer of the class `message`; None if it has none.
 
-
-def edit_metadata(path: Path, kind: str, message: Any, edit: Callable[[Any], None]) -> bool:
-    """Edit such a section; False if the bundle has none."""
+    With `edit`, which changes it in place, the bundle gets the changed section.
+    """
     bundle = read_bundle(path)
     place = section_of(bundle, _NUMBERS[kind])
     if place is None:
-        return False
-    values = _values(bundle, place, message)
-    edit(values)
-    changed = {place: values.SerializeToString(deterministic=True)}
-    replace_file(path, partial(bundle.write, changed))
-    return True
-
-
-def _values(bundle: Bundle, place: int, message: Any) -> Any:
+        return None
     content = bundle.content(place)
-    return message.FromString(content.read(0, content.size))
+    values = message.FromString(content.read(0, content.size))
+    if edit is not None:
+        edit(values)
+        changed = {place: values.SerializeToString(deterministic=True)}
+        replace_file(path, partial(bundle.write, changed))
+    return values
 
 
 def faults(before: Path, after: Path) -> list[str]:

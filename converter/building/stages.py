@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
@@ -67,6 +67,8 @@ _ALMOST_FULL = 1 << 20
 _OUT_OF_MEMORY = re.compile("SIGKILL|BrokenProcessPool|allocate memory|bad_alloc|MemoryError")
 _NO_SPACE = os.strerror(errno.ENOSPC)
 _KINDS: dict[int, type[EdgeOptError]] = {2: UsageError, 5: OutputError}
+LIBRARIES = "libraries"
+"""The role of the folder with the vendor's libraries, on whose content the results of stages that read it depend."""
 Values = dict[str, Any]
 """Plain values by name: settings, options, and what a stage returns."""
 
@@ -118,15 +120,11 @@ class Input(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stage:
-    """A stage: the roles of the files that it reads if they exist, and the places in its folder of those that it makes.
-
-    `compiles` is true if it uses the vendor's libraries.
-    """
+    """A stage: the roles of the files that it reads if they exist, and the places in its folder of those it makes."""
 
     name: str
     reads: tuple[str, ...] = ()
     makes: Mapping[str, str] = field(default_factory=dict)
-    compiles: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +156,7 @@ class StageReport(Record):
     @property
     def notes(self) -> list[str]:
         """The stage's notes for the user."""
-        return [*self.values.get("notes", ())]
+        return [*filter(None, self.values.get("notes", ()))]
 
     @property
     def bundle(self) -> Path:
@@ -298,7 +296,6 @@ class Stages:
 
     folder: Path
     versions: Mapping[str, str]
-    libraries: Input | None
     progress: Progress
     on_stage: Callable[[StageReport], None] | None
     done: list[StageReport]
@@ -324,7 +321,7 @@ class Stages:
         return report
 
     @contextmanager
-    def threads(self, *, side_by_side: bool = True) -> Iterator[ThreadPoolExecutor]:
+    def threads(self, *, side_by_side: bool) -> Iterator[ThreadPoolExecutor]:
         """Threads for stages that run side by side, or one after another in the order that they are given.
 
         An error or an interrupt ends the stages that still run.
@@ -341,22 +338,20 @@ class Stages:
         folder = self.folder / stage.name
         inputs = {role: self.files[role] for role in stage.reads if role in self.files}
         digests = {role: given.digest for role, given in inputs.items()}
-        libraries = None
-        libraries_digest = None
-        if stage.compiles and self.libraries is not None:
-            libraries = str(self.libraries.path)
-            libraries_digest = self.libraries.digest
-        key = _digest_of_values([stage.name, digests, options, libraries_digest, self.versions])
+        key = _digest_of_values([stage.name, digests, options, self.versions])
         kept = _kept(folder, key)
         if kept is not None:
             return kept
+        paths = {role: str(given.path.resolve()) for role, given in inputs.items()}
+        libraries = paths.pop(LIBRARIES, None)
         job = Job(
             stage=stage.name,
             output=str(folder.with_suffix(_PARTIAL).resolve()),
-            inputs={role: str(given.path.resolve()) for role, given in inputs.items()},
+            inputs=paths,
             config=self.config,
             options=options,
             libraries=libraries,
+            spares_memory=self.needs.get(stage.name, 0) > processes.free_memory(),
         )
         try:
             return self._made(job, key)
@@ -389,8 +384,6 @@ class Stages:
         started = time.perf_counter()
         try:
             self._progress(job.stage, 0, 1)
-            is_large = self.needs.get(job.stage, 0) > processes.free_memory()
-            job = replace(job, spares_memory=is_large)
             values, peak_bytes = carry_out(job, log, self._progress)
             files = _files(partial)
             report = StageReport(

@@ -1,7 +1,7 @@
 """Score text with a bundle in the NPU's emulator, in prefill and decode steps with caches and masks, as on a phone.
 
 Embedder and auxiliary model run on the CPU, as with LiteRT-LM's NPU executor. The result is the logits of each next
-token, compared with a reference's.
+token.
 """
 
 import math
@@ -11,8 +11,6 @@ from dataclasses import replace
 from itertools import chain, count
 from typing import NamedTuple
 
-import numpy as np
-
 from edge_opt.base.atomic import AnyPath
 from edge_opt.comparison.findings import name_of
 from edge_opt.comparison.generate import find_parts, open_parts, plan_loop, window_of
@@ -21,7 +19,6 @@ from edge_opt.npu.compiler import Compiler, CompilerFailedError, Emulation
 from edge_opt.npu.vendors import backend_of
 from edge_opt.runtime import loop as steps
 from edge_opt.runtime.loop import Call, Loop
-from edge_opt.runtime.metrics import log_softmax
 from edge_opt.runtime.protocol import Array, Arrays
 from edge_opt.runtime.runner import Worker
 from edge_opt.runtime.tensors import MAIN
@@ -100,26 +97,3 @@ def _runs(loop: Loop) -> int:
     """Runs of the prefill/decode model that reading a text takes: the prompt's last token is read by decode."""
     prefills = math.ceil((len(loop.prompt[0]) - 1) / loop.rows)
     return prefills + loop.count
-
-
-class Closeness(NamedTuple):
-    """Distance between predictions and a reference's, position by position.
-
-    `kl` is the Kullback-Leibler divergence from the reference in nats, `agrees` is true if the most likely token is the
-    same, `likelihoods` are the log probabilities of the actual next tokens.
-    """
-
-    kl: list[float]
-    agrees: list[bool]
-    likelihoods: list[float]
-
-    @classmethod
-    def of(cls, reference: Array, logits: Array, tokens: Sequence[int]) -> "Closeness":
-        """Compare logits `[tokens, vocabulary]`; `tokens` are those that came next."""
-        theirs = log_softmax(reference.astype(np.float64))
-        own = log_softmax(logits.astype(np.float64))
-        return cls(
-            (np.exp(theirs) * (theirs - own)).sum(axis=1).tolist(),
-            (theirs.argmax(axis=1) == own.argmax(axis=1)).tolist(),
-            own[np.arange(len(tokens)), list(tokens)].tolist(),
-        )
