@@ -135,6 +135,28 @@ def test_weights_under_other_names_or_in_other_files_are_loaded_as_a_whole(tmp_p
 
 
 @pytest.mark.slow
+def test_a_model_that_reads_a_weight_while_its_module_does_not_run_is_loaded_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So does Gemma 4 with the embedding of the padding token, if it also takes images."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": 50}
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).save_pretrained(tmp_path)
+    assert load(tmp_path).streamed
+    forward = transformers.LlamaModel.forward
+
+    def reads_embedding(self: Any, *given: Any, **named: Any) -> Any:
+        found = forward(self, *given, **named)
+        found.last_hidden_state = found.last_hidden_state + self.embed_tokens.weight[0]
+        return found
+
+    monkeypatch.setattr(transformers.LlamaModel, "forward", reads_embedding)
+    weights = load(tmp_path)
+    assert not weights.streamed
+    assert weights.model(torch.arange(20)[None]).logits.isfinite().all()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("other", ["an index", "a file without an index"])
 def test_weights_are_not_streamed_if_litert_torch_would_read_them_from_another_file(
     tmp_path: Path, other: str

@@ -221,7 +221,7 @@ def load(source: Path, *, stream: bool = True) -> Streamed:
 
     try:
         weights = _streamed(source) if stream else None
-        if weights is None:
+        if weights is None or not _runs(weights.model):
             weights = _in_memory(source)
     # The last three are torch's for damaged .bin files.
     except (
@@ -247,6 +247,17 @@ def load(source: Path, *, stream: bool = True) -> Streamed:
                 )
     weights.model.eval()
     return weights
+
+
+def _runs(model: Any) -> bool:
+    """True if a streamed model reads each weight only while its module runs; Gemma 4 reads one at another time."""
+    import torch
+
+    try:
+        with torch.no_grad():
+            return not model(torch.zeros(1, 1, dtype=torch.int64)).logits.is_meta
+    except RuntimeError:
+        return False
 
 
 def _in_memory(source: Path) -> Streamed:
