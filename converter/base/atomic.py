@@ -85,7 +85,7 @@ def resolve_target(
     except (OSError, ValueError, RuntimeError) as error:
         raise OutputError(f"{str(path)!r} cannot be written: {reason_of(error)}") from error
     if status is not None:
-        files = map(input_file, filter(None, inputs))
+        files = [input_file(given) for given in inputs if given]
         for what, others in (("the input itself", files), ("where messages are printed", _PRINTED)):
             if any(other.exists() and target.samefile(other) for other in others):
                 raise UsageError(f"{path} is {what}: give another output")
