@@ -64,7 +64,7 @@ def help_groups(command: Any, context: Any) -> dict[str, list[tuple[str, str]]]:
 class _Command(typer.core.TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Refuse an empty value, often an unset variable: as a path, it would mean the current folder."""
-        for before, word in pairwise([self.name, *args]):
+        for before, word in pairwise([str(self.name), *args]):
             option, equals, value = word.partition("=")
             if not word or (option.startswith("--") and equals and not value):
                 raise UsageError(

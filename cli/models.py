@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 from edge_opt.base.errors import EdgeOptError, OutputError, UsageError, unknown
@@ -262,8 +263,12 @@ def record(
     from edge_opt.comparison.golden import record
 
     written = record(model, destination, signatures=signatures, overwrite=overwrite)
-    found = {"written": str(written), "bytes": written.stat().st_size}
-    text = f"{written} ({size(written.stat().st_size)}): check a model with `edge-opt golden check MODEL {written}`"
+    bytes_written = written.stat().st_size
+    found = {"written": str(written), "bytes": bytes_written}
+    text = (
+        f"{written} ({size(bytes_written)}): check a model with `edge-opt golden check MODEL "
+        f"{quote(str(written))}`"
+    )
     output.answer(found, lambda _: output.say(text), as_json=as_json, quiet=quiet)
 
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 
 from edge_opt.base.words import size
 from edge_opt.building import BuildResult, StageReport
@@ -123,7 +124,8 @@ def show_build(result: BuildResult) -> None:
     output.say(f"{file} for {result.chip} ({result.vendor}), in {_time(result.seconds)}.")
     output.say(_estimates(result), _quality(result))
     output.say(
-        f"Next: adb push {written} /data/local/tmp/ (page Run on Android); {result.converted} runs on this machine."
+        f"Next: adb push {quote(str(written))} /data/local/tmp/ (page Run on Android); {result.converted} runs on this "
+        f"machine."
     )
 
 

@@ -293,6 +293,13 @@ def test_estimates_and_notes_are_printed_before_a_later_stage_fails(
     )
 
 
+def test_a_path_with_a_space_is_quoted_in_the_next_command(place: Place, capsys: Captured) -> None:
+    output = place.folder / "my gemma.litertlm"
+    with Stages().in_place():
+        told = run(capsys, *command(place, "-o", output))
+    assert f"adb push '{output}' /data" in told.out
+
+
 @pytest.mark.parametrize(
     ("chip", "vendor", "target"),
     [("mt6993", "mediatek", "mediatek"), (" tensor_G5", "google_tensor", "google-tensor")],

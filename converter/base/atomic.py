@@ -19,8 +19,9 @@ from edge_opt.base.errors import OutputError, UsageError
 # Some filesystems cannot flush a folder; the rename is then as durable as they make it.
 _CANNOT_FLUSH = {errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EBADF}
 
+DISK_FULL = "the disk is full, make room or write elsewhere"
 _REASONS = {
-    errno.ENOSPC: "the disk is full, make room or write elsewhere",
+    errno.ENOSPC: DISK_FULL,
     errno.EFBIG: "the file would be larger than the filesystem or `ulimit -f` allows",
     errno.EACCES: "no permission to write in this folder, choose another",
     errno.EPERM: "no permission to write in this folder, choose another",
@@ -28,7 +29,7 @@ _REASONS = {
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
-_SEPARATORS = ("/", os.sep)
+_PRINTED = (Path("/dev/stdout"), Path("/dev/stderr"))
 
 AnyPath = str | os.PathLike[str]
 """A file's path, as callers give it."""
@@ -46,7 +47,7 @@ def path_of(given: object, what: str) -> Path:
 def output_path(given: object) -> Path:
     """`given` as an output's path; UsageError for anything else, or for `name/` if there is no such folder."""
     path = path_of(given, "an output")
-    if str(given).endswith(_SEPARATORS) and not path.is_dir():
+    if str(given).endswith("/") and not path.is_dir():
         raise UsageError(f"{given} is a folder that does not exist: create it, or leave out the /")
     return path
 
@@ -85,14 +86,13 @@ def resolve_target(
         raise OutputError(f"{str(path)!r} cannot be written: {reason_of(error)}") from error
     if status is not None:
         files = [input_file(given) for given in inputs if given]
-        if any(file.exists() and target.samefile(file) for file in files):
-            raise UsageError(f"{path} is the input itself: give another output")
+        for what, others in (("the input itself", files), ("where messages are printed", _PRINTED)):
+            if any(other.exists() and target.samefile(other) for other in others):
+                raise UsageError(f"{path} is {what}: give another output")
         if not stat.S_ISREG(status.st_mode):
             raise OutputError(
                 f"{path} cannot be written: it is a folder, pipe or device, give a file name"
             )
-        if any(os.path.samestat(status, printed) for printed in _printed()):
-            raise UsageError(f"{path} is where messages are printed: give another output")
         if not overwrite:
             raise UsageError(
                 f"{path} exists: pass overwrite=True to replace it, or give another output"
@@ -100,13 +100,6 @@ def resolve_target(
     if not os.access(target.parent, os.W_OK):
         raise OutputError(f"{path} cannot be written: {_REASONS[errno.EACCES]}")
     return target
-
-
-def _printed() -> Iterator[os.stat_result]:
-    """The files of standard output and standard error, if these are open."""
-    for descriptor in (1, 2):
-        with contextlib.suppress(OSError):
-            yield os.fstat(descriptor)
 
 
 @contextlib.contextmanager
@@ -126,7 +119,7 @@ def replacing(
     temporary = target.with_name(f".{stem}.{secrets.token_hex(8)}.edge-opt-tmp")
     try:
         mode = 0o600 if target.exists() else 0o666  # readable by others only if the target will be
-        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
     except OSError as error:
         raise OutputError(f"{path} cannot be written: {reason_of(error)}") from error
     try:
@@ -149,7 +142,7 @@ def replacing(
         temporary.unlink(missing_ok=True)
         os.close(fd)
     try:
-        folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(folder)
         finally:

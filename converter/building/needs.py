@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edge_opt.base import processes
-from edge_opt.base.words import size
+from edge_opt.base.words import many, size
 from edge_opt.building import large_blocks
 from edge_opt.building.checkpoint import DAMAGED, stored_in
 from edge_opt.schema.litertlm import SUFFIX
@@ -67,16 +67,16 @@ class Needs(NamedTuple):
         free = shutil.disk_usage(folder).free
         if free < disk:
             warnings.append(
-                f"Warning: only {size(free)} of disk is free in {folder}: give another work=..."
+                f"Warning: only {size(free)} of disk is free in {folder}: use another work folder"
             )
         if vendor == "qualcomm" and self.graph > _LARGEST_GRAPH:
             warnings.append(
                 f"Warning: a graph may need {size(self.graph)}, and the compiler takes {size(_LARGEST_GRAPH)} for "
-                f"SM8750: use a smaller checkpoint, or weights='4' if that is not given"
+                f"SM8750: use a smaller checkpoint, or weights in 4 bits if they are not"
             )
         estimate = (
             f"Estimated need: {size(most)} of memory (stage {stage}), {size(disk)} of disk, and on two cores "
-            f"{self.minutes} minutes without the evaluation"
+            f"{many(self.minutes, 'minute')} without the evaluation"
         )
         return [estimate, *warnings]
 

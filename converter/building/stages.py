@@ -25,7 +25,7 @@ from threading import Event
 from typing import Any, NamedTuple
 
 from edge_opt.base import processes
-from edge_opt.base.atomic import reason_of
+from edge_opt.base.atomic import DISK_FULL, reason_of
 from edge_opt.base.errors import EdgeOptError, OutputError, UsageError
 from edge_opt.base.packages import LOG, version_of, versions_of
 from edge_opt.base.record import Record, from_dict
@@ -182,9 +182,8 @@ def tool_versions() -> dict[str, str]:
 def untried(versions: Mapping[str, str | None]) -> str:
     """A warning if no whole build was made with the version of litert-torch; else empty."""
     found = versions.get("litert-torch") or TRIED[0]
-    for one in TRIED:
-        if f"{found}.".startswith(f"{one}."):
-            return ""
+    if f"{found}.".startswith(tuple(f"{one}." for one in TRIED)):
+        return ""
     return (
         f"litert-torch is {found}, and edge-opt was tried with {' and '.join(TRIED)}: check answers before releasing "
         f"the bundle, or {INSTALL}"
@@ -276,7 +275,7 @@ def _answer(status: int, outcome: Path, log: Path, *, memory_ran_out: bool) -> t
     is_full = shutil.disk_usage(outcome.parent).free < _ALMOST_FULL
     ended = not error and not memory_ran_out
     if is_full or _NO_SPACE in error or (ended and _NO_SPACE.encode() in _end_of(log)):
-        raise OutputError(reason_of(OSError(errno.ENOSPC, _NO_SPACE)))
+        raise OutputError(DISK_FULL)
     kind = _KINDS.get(answer.get("exit_code", 0), StageFailedError)
     if kind is not StageFailedError:
         raise kind(error)

@@ -190,10 +190,9 @@ def record(
     packed = io.BytesIO()
     meta = np.frombuffer(json.dumps(asdict(golden)).encode(), np.uint8)
     np.savez_compressed(packed, *samples, meta=meta)
-    try:
-        _check_size(packed)
-    except GoldenError as error:
-        raise UsageError(f"{path} was not written, {error}: choose fewer signatures=...") from error
+    excess = _excess(packed)
+    if excess:
+        raise UsageError(f"{path} was not written, {excess}: choose fewer signatures=...")
     write_whole(path, packed.getbuffer(), overwrite=overwrite)
     return Path(path)
 
@@ -352,7 +351,9 @@ def _read(path: Path) -> tuple[_Golden, _Kept]:
     """Return the content of a golden file, and its outputs by place."""
     try:
         with path.open("rb") as file:
-            _check_size(file)
+            excess = _excess(file)
+        if excess:
+            raise GoldenError(excess)
         with np.load(path, allow_pickle=False) as stored:
             content = json.loads(stored["meta"].tobytes())
             kind = content.get("kind")
@@ -373,13 +374,12 @@ def _read(path: Path) -> tuple[_Golden, _Kept]:
     )
 
 
-def _check_size(file: IO[bytes]) -> None:
-    """Raise GoldenError for a file that is too large to be read, packed or unpacked."""
+def _excess(file: IO[bytes]) -> str:
+    """Why a file is too large to be read, packed or unpacked; empty if it is not."""
     if file.seek(0, io.SEEK_END) > _MAX_FILE:
-        raise GoldenError("it is too large")
-    with zipfile.ZipFile(file) as archive:
-        if sum(entry.file_size for entry in archive.infolist()) > _MAX_UNPACKED:
-            raise GoldenError("it unpacks to too many bytes")
+        return "it is too large"
+    unpacked = sum(entry.file_size for entry in zipfile.ZipFile(file).infolist())
+    return "it unpacks to too many bytes" if unpacked > _MAX_UNPACKED else ""
 
 
 def _checked(golden: _Golden, samples: Sequence[Array]) -> tuple[_Golden, _Kept]:
