@@ -68,7 +68,10 @@ def check_rope(described: Any, longest: int) -> None:
 def _of_layers(text: Any) -> dict[str | None, Mapping[str, Any]]:
     """The parameters of RoPE by the kind of layers; None for all layers."""
     rope = getattr(text, "rope_parameters", None) or {}
-    by_kind = {kind: one for kind, one in rope.items() if isinstance(one, dict)}
+    by_kind: dict[str | None, Mapping[str, Any]] = {}
+    for kind, one in rope.items():
+        if isinstance(one, dict):
+            by_kind[kind] = one
     return by_kind or {None: rope}
 
 
@@ -98,7 +101,7 @@ def _layers_of(model: Any) -> Any:
 
 def export_as_it_is() -> None:
     """Make litert-torch's exporter, in this process, give layers the cosines that they read, with fixed frequencies."""
-    package = importlib.import_module(f"{_EXPORT}.external_rope.preprocess_model")
+    package: Any = importlib.import_module(f"{_EXPORT}.external_rope.preprocess_model")
     inject = package.inject_rotary_position_embedding
 
     def inject_fixed(model: Any) -> Any:
