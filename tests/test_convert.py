@@ -21,7 +21,17 @@ from edge_opt.inspection import inspect
 from edge_opt.ir import Buffer, Metadata, Model, cleanup, load, save, to_bytes, to_tables
 from edge_opt.ir.parse import parse
 from edge_opt.ir.text import subgraph_text
-from edge_opt.passes import PASSES, Context, Exact, Proof, Status, Verdict, Within, mha_to_sha
+from edge_opt.passes import (
+    PASSES,
+    Context,
+    Exact,
+    Proof,
+    Status,
+    Steps,
+    Verdict,
+    Within,
+    mha_to_sha,
+)
 from edge_opt.schema import Data, read_model
 from edge_opt.shapes import infer_shapes
 from edge_opt.targets import Target, load_target
@@ -299,14 +309,17 @@ def test_the_headline_names_the_reference_kernels_only_where_they_ran(
     assert f"bit-identical (1 run){where}; a note" in said
 
 
-def test_the_headline_has_the_largest_difference_where_bits_may_differ_and_how_to_do_without() -> (
-    None
-):
-    proofs = [Proof(Within(0.1), holds=True, bitwise=False, max_abs=by) for by in (0.5, 0.25)]
-    sites = [verdict(Status.CONVERTED, "balanced_norms", proof) for proof in proofs]
-    said = ConversionResult(None, None, "generic", "regions", sites=sites).summary().splitlines()[0]
-    figure = "largest difference 0.5, by balanced_norms; none with --skip balanced_norms."
-    assert said.endswith(f"of each pass (2 run): {figure}")
+def test_the_headline_has_the_largest_difference_and_how_to_leave_out_one_of_rounding() -> None:
+    for check, remedy in (
+        (Within(0.1), ""),
+        (Steps(2), " (--skip balanced_norms leaves it out)"),
+    ):
+        proofs = [Proof(check, holds=True, bitwise=False, max_abs=by) for by in (0.5, 0.25)]
+        sites = [verdict(Status.CONVERTED, "balanced_norms", proof) for proof in proofs]
+        result = ConversionResult(None, None, "generic", "regions", sites=sites)
+        said = result.summary().splitlines()[0]
+        figure = f"largest difference 0.5, by balanced_norms{remedy}."
+        assert said.endswith(f"of each pass (2 run): {figure}")
 
 
 def test_one_unverified_site_among_converted_ones_is_no_error() -> None:
