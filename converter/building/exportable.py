@@ -68,10 +68,9 @@ def check_rope(described: Any, longest: int) -> None:
 def _of_layers(text: Any) -> dict[str | None, Mapping[str, Any]]:
     """The parameters of RoPE by the kind of layers; None for all layers."""
     rope = getattr(text, "rope_parameters", None) or {}
-    by_kind: dict[str | None, Mapping[str, Any]] = {}
-    for kind, one in rope.items():
-        if isinstance(one, dict):
-            by_kind[kind] = one
+    by_kind: dict[str | None, Mapping[str, Any]] = {
+        kind: one for kind, one in rope.items() if isinstance(one, dict)
+    }
     return by_kind or {None: rope}
 
 
