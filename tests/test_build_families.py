@@ -6,11 +6,11 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from pretend_npu import require_qnn
+from real_builds import OPTIONS, SCRIPT, require_packages
 
 from edge_opt.building import StageReport, build
 from edge_opt.inspection import inspect
@@ -19,19 +19,11 @@ from edge_opt.ir.opening import Opened
 from edge_opt.schema.litertlm import read_bundle
 
 pytestmark = pytest.mark.slow
-SCRIPT = Path(__file__).parent.parent / "testdata" / "make_checkpoint.py"
-OPTIONS: dict[str, Any] = {
-    "soc": "SM8750",
-    "prefill": [128],
-    "cache": 1024,
-    "settings": {"max_calibration_decode_steps": 4},
-}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _installed() -> None:
-    for module in ("litert_torch", "tensorflow", "litert_lm"):
-        pytest.importorskip(module, reason=f"{module} is not installed (extras build and lm)")
+    require_packages()
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from unittest.mock import patch
 import pytest
 from cli_runs import Patch
 from pretend_npu import require_qnn
+from real_builds import OPTIONS, SCRIPT, require_packages
 
 from edge_opt import compare, convert, evaluate
 from edge_opt.base.errors import UsageError
@@ -25,22 +26,14 @@ from edge_opt.inspection import inspect
 from edge_opt.schema.litertlm import read_bundle
 
 pytestmark = pytest.mark.slow
-TESTDATA = Path(__file__).parent.parent / "testdata"
-EXAMPLES = TESTDATA.parent / "examples"
+EXAMPLES = SCRIPT.parent.parent / "examples"
 BETTER = ["position_table", "balanced_norms"]
 """Passes that change answers, for the better."""
-OPTIONS: dict[str, Any] = {
-    "soc": "SM8750",
-    "prefill": [128],
-    "cache": 1024,
-    "settings": {"max_calibration_decode_steps": 4},
-}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _installed() -> None:
-    for module in ("litert_torch", "tensorflow", "litert_lm"):
-        pytest.importorskip(module, reason=f"{module} is not installed (extras build and lm)")
+    require_packages()
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a checkpoint of three layers and prompts."""
     require_qnn()
     made = tmp_path_factory.mktemp("build")
-    command = [sys.executable, TESTDATA / "make_checkpoint.py", made / "gemma"]
+    command = [sys.executable, SCRIPT, made / "gemma"]
     subprocess.run(command, check=True, capture_output=True)
     return made
 
