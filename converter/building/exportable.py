@@ -45,8 +45,9 @@ def check_rope(described: Any, longest: int) -> None:
     `longest`: the length of the longest cache.
     """
     text = described.get_text_config()
+    most = getattr(text, "max_position_embeddings", 0)
     for one in _of_layers(text).values():
-        _check_type(one, text.max_position_embeddings, longest)
+        _check_type(one, most, longest)
     import torch
     from transformers import AutoModelForCausalLM
 

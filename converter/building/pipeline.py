@@ -73,7 +73,7 @@ _LESS_MEMORY = (
 )
 _NOT_STREAMED = (
     f"{_IN_MEMORY}litert-torch would stream them from one model.safetensors, or from the files of an index, that hold "
-    f"each once and under its name"
+    f"each once and under its name, but not for a model that reads one outside its module, as Gemma 4 with images does"
 )
 _PREFILL = re.compile(r"prefill_(\d+)")
 
